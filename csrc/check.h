@@ -1,0 +1,90 @@
+// Argument checks of the native ops. The sentences are the same as in esp_kernels/_check.py; a test holds
+// both to it.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <initializer_list>
+#include <sstream>
+#include <string>
+
+#include "esp/types.h"
+
+#define ESP_REQUIRE(condition, ...) TORCH_CHECK_VALUE(condition, __VA_ARGS__)
+
+namespace esp {
+
+constexpr int64_t kAny = -1;
+
+inline std::string listed(at::IntArrayRef values) {
+  std::ostringstream out;
+  out << '[';
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i) out << ", ";
+    if (values[i] == kAny) out << '*';
+    else out << values[i];
+  }
+  out << ']';
+  return out.str();
+}
+
+inline const char* name_of(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return "float32";
+    case at::kBFloat16: return "bfloat16";
+    case at::kHalf: return "float16";
+    case at::kDouble: return "float64";
+    case at::kInt: return "int32";
+    case at::kLong: return "int64";
+    case at::kBool: return "bool";
+    default: return at::toString(type);
+  }
+}
+
+inline void check_shape(const at::Tensor& t, const char* name, std::initializer_list<int64_t> dims) {
+  bool same = t.dim() == int64_t(dims.size());
+  for (size_t i = 0; same && i < dims.size(); ++i)
+    same = dims.begin()[i] == kAny || t.size(int64_t(i)) == dims.begin()[i];
+  ESP_REQUIRE(same, name, " must have shape ", listed(at::IntArrayRef(dims.begin(), dims.size())), ", got ",
+              listed(t.sizes()));
+}
+
+inline void check_dtype(const at::Tensor& t, const char* name, at::ScalarType type) {
+  ESP_REQUIRE(t.scalar_type() == type, name, " must be ", name_of(type), ", got ", name_of(t.scalar_type()));
+}
+
+inline DType check_float(const at::Tensor& t, const char* name) {
+  switch (t.scalar_type()) {
+    case at::kFloat: return DType::f32;
+    case at::kBFloat16: return DType::bf16;
+    case at::kHalf: return DType::f16;
+    default:
+      ESP_REQUIRE(false, name, " must be float32, bfloat16 or float16, got ", name_of(t.scalar_type()));
+  }
+}
+
+inline void check_device(const at::Tensor& t, const char* name, const at::Tensor& like) {
+  ESP_REQUIRE(t.device() == like.device(), name, " must be on ", like.device().str(), ", got ",
+              t.device().str());
+}
+
+inline void check_contiguous(const at::Tensor& t, const char* name) {
+  ESP_REQUIRE(t.is_contiguous(), name, " must be contiguous, got strides ", listed(t.strides()));
+}
+
+// The last dimension must be dense; the others may have any stride.
+inline void check_rows(const at::Tensor& t, const char* name) {
+  ESP_REQUIRE(t.size(-1) <= 1 || t.stride(-1) == 1, name, " must have stride 1 in its last dimension, got strides ",
+              listed(t.strides()));
+}
+
+// An int32 tensor on the device of `like`, contiguous.
+inline void check_index(const at::Tensor& t, const char* name, const at::Tensor& like,
+                        std::initializer_list<int64_t> dims) {
+  check_device(t, name, like);
+  check_dtype(t, name, at::kInt);
+  check_shape(t, name, dims);
+  check_contiguous(t, name);
+}
+
+}  // namespace esp

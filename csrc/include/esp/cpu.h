@@ -1,0 +1,85 @@
+// How CPU kernels are compiled: one clone a micro-architecture, chosen when the library is loaded.
+#pragma once
+#include "esp/types.h"
+
+// Put ESP_CLONES on the definition of a plain function that holds the loops; every helper it calls must be
+// ESP_INLINE, or it is compiled for the base instruction set only. OpenMP regions stay outside of clones.
+#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && !defined(ESP_NO_CLONES)
+#define ESP_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define ESP_CLONES
+#endif
+
+namespace esp {
+
+// Sixteen floats as one value. Every operation is per lane, so results do not depend on the register width.
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+
+ESP_INLINE f32x16 splat(float x) { return x - f32x16{}; }
+
+template <typename T>
+ESP_INLINE f32x16 load16(const T* p) {
+  f32x16 x;
+  for (int i = 0; i < 16; ++i) x[i] = load(p[i]);
+  return x;
+}
+
+template <>
+ESP_INLINE f32x16 load16<float>(const float* p) {
+  f32x16 x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+template <>
+ESP_INLINE f32x16 load16<bf16>(const bf16* p) {
+  u16x16 half;
+  std::memcpy(&half, p, sizeof half);
+  const u32x16 bits = __builtin_convertvector(half, u32x16) << 16;
+  f32x16 x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+template <typename T>
+ESP_INLINE void store16(T* p, f32x16 x) {
+  for (int i = 0; i < 16; ++i) p[i] = store<T>(x[i]);
+}
+
+// Fixed tree over the lanes.
+ESP_INLINE float sum16(f32x16 x) {
+  float s[8];
+  for (int i = 0; i < 8; ++i) s[i] = x[i] + x[i + 8];
+  for (int w = 4; w > 0; w /= 2)
+    for (int i = 0; i < w; ++i) s[i] += s[i + w];
+  return s[0];
+}
+
+ESP_INLINE f32x16 max16(f32x16 a, f32x16 b) { return a > b ? a : b; }
+
+// e^x for x <= 0 in softmax: Cody-Waite reduction and a degree-6 polynomial, below 2 ulp; 0 below -87.
+ESP_INLINE f32x16 exp16(f32x16 x) {
+  const f32x16 clamped = max16(x, splat(-87.33f));
+  const f32x16 shifted = clamped * 1.44269504f + splat(0x1.8p23f);
+  const f32x16 n = shifted - splat(0x1.8p23f);
+  f32x16 r = clamped - n * 0.693145752f;
+  r = r - n * 1.42860677e-6f;
+  f32x16 p = splat(1.3981999507e-3f);
+  p = p * r + splat(8.3334519073e-3f);
+  p = p * r + splat(4.1665795894e-2f);
+  p = p * r + splat(1.6666665459e-1f);
+  p = p * r + splat(5.0000001201e-1f);
+  p = p * r * r + r + splat(1.0f);
+  i32x16 exponent;
+  std::memcpy(&exponent, &shifted, sizeof exponent);
+  exponent = (exponent - 0x4b400000 + 127) << 23;
+  f32x16 scale;
+  std::memcpy(&scale, &exponent, sizeof scale);
+  const f32x16 result = p * scale;
+  return x < splat(-87.33f) ? f32x16{} : result;
+}
+
+}  // namespace esp

@@ -1,0 +1,58 @@
+"""Argument checks for the backends written in Python; csrc/check.h says the same sentences for the native ops."""
+
+from collections.abc import Sequence
+
+import torch
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+ANY = -1
+
+
+def require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ValueError(sentence)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _listed(dims: Sequence[int]) -> str:
+    return "[" + ", ".join("*" if d == ANY else str(d) for d in dims) + "]"
+
+
+def check_shape(t: torch.Tensor, name: str, *dims: int) -> None:
+    same = t.dim() == len(dims) and all(d in (ANY, size) for d, size in zip(dims, t.shape, strict=True))
+    require(same, f"{name} must have shape {_listed(dims)}, got {_listed(t.shape)}")
+
+
+def check_dtype(t: torch.Tensor, name: str, dtype: torch.dtype) -> None:
+    require(t.dtype == dtype, f"{name} must be {_name(dtype)}, got {_name(t.dtype)}")
+
+
+def check_float(t: torch.Tensor, name: str) -> None:
+    require(t.dtype in FLOATS, f"{name} must be float32, bfloat16 or float16, got {_name(t.dtype)}")
+
+
+def check_device(t: torch.Tensor, name: str, like: torch.Tensor) -> None:
+    require(t.device == like.device, f"{name} must be on {like.device}, got {t.device}")
+
+
+def check_contiguous(t: torch.Tensor, name: str) -> None:
+    require(t.is_contiguous(), f"{name} must be contiguous, got strides {_listed(t.stride())}")
+
+
+def check_rows(t: torch.Tensor, name: str) -> None:
+    """The last dimension must be dense; the others may have any stride."""
+    require(
+        t.size(-1) <= 1 or t.stride(-1) == 1,
+        f"{name} must have stride 1 in its last dimension, got strides {_listed(t.stride())}",
+    )
+
+
+def check_index(t: torch.Tensor, name: str, like: torch.Tensor, *dims: int) -> None:
+    """An int32 tensor on the device of `like`, contiguous."""
+    check_device(t, name, like)
+    check_dtype(t, name, torch.int32)
+    check_shape(t, name, *dims)
+    check_contiguous(t, name)

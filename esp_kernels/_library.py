@@ -1,0 +1,113 @@
+"""Every op's schema and fake. A `(a!)` marks what an op writes in place."""
+
+import torch
+
+from esp_kernels import _backend
+
+SCHEMAS = {
+    "tree_metadata": "(Tensor parent) -> (Tensor depth, Tensor ancestors)",
+    "embed_block": "(Tensor tokens, Tensor mask_ordinal, Tensor embedding, Tensor probe) -> Tensor",
+    "rms_norm": "(Tensor x, Tensor weight, float eps, Tensor(a!)? residual=None) -> Tensor",
+    "rope_append": "(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor prefix_len, Tensor depth, "
+    "Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? block_table=None) -> Tensor",
+    "tree_attention": "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor prefix_len, Tensor ancestors, "
+    "Tensor depth, Tensor? block_table=None, float? scale=None, int? window=None, float? softcap=None, "
+    "Tensor? sinks=None) -> (Tensor out, Tensor lse)",
+    "swiglu": "(Tensor gate_up) -> Tensor",
+    "linear_rows": "(Tensor x, Tensor packed_weight, int out_features, Tensor? bias=None) -> Tensor",
+    "topk_logprobs": "(Tensor logits, int k) -> (Tensor logprobs, Tensor ids)",
+    "verify_tree": "(Tensor choice, Tensor tokens, Tensor parent, Tensor mask_ordinal) "
+    "-> (Tensor path, Tensor accepted, Tensor bonus)",
+    "expand_tree": "(Tensor root, Tensor ids, Tensor logprobs, int budget, int masks, int[]? widths=None, "
+    "bool prune=True) -> (Tensor tokens, Tensor parent, Tensor mask_ordinal)",
+    "update_probe": "(Tensor(a!) probe, Tensor embedding, Tensor committed, float lam) -> ()",
+    "commit_kv": "(Tensor(a!)[] caches, Tensor path, Tensor accepted, Tensor prefix_len, "
+    "Tensor? block_table=None) -> ()",
+}
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _int32(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    return like.new_empty(shape, dtype=torch.int32)
+
+
+def tree_metadata(parent: torch.Tensor) -> Pair:
+    batch, rows = parent.shape
+    return torch.empty_like(parent), parent.new_empty((batch, rows, (rows + 63) // 64), dtype=torch.int64)
+
+
+def embed_block(
+    tokens: torch.Tensor, mask_ordinal: torch.Tensor, embedding: torch.Tensor, probe: torch.Tensor
+) -> torch.Tensor:
+    return embedding.new_empty((*tokens.shape, embedding.shape[1]))
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def rope_append(q: torch.Tensor, *_: object) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
+def tree_attention(q: torch.Tensor, *_: object) -> Pair:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    return gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
+
+
+def linear_rows(
+    x: torch.Tensor, packed_weight: torch.Tensor, out_features: int, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+def topk_logprobs(logits: torch.Tensor, k: int) -> Pair:
+    shape = (*logits.shape[:-1], k)
+    return logits.new_empty(shape, dtype=torch.float32), _int32(logits, *shape)
+
+
+def verify_tree(choice: torch.Tensor, *_: object) -> Triple:
+    return torch.empty_like(choice), _int32(choice, choice.shape[0]), _int32(choice, choice.shape[0])
+
+
+def expand_tree(
+    root: torch.Tensor,
+    ids: torch.Tensor,
+    logprobs: torch.Tensor,
+    budget: int,
+    masks: int,
+    widths: list[int] | None = None,
+    prune: bool = True,
+) -> Triple:
+    nodes = budget // (masks + 1) if widths is None else 1 + sum(widths)
+    shape = (root.shape[0], nodes * (masks + 1))
+    return _int32(root, *shape), _int32(root, *shape), _int32(root, *shape)
+
+
+def update_probe(*_: object) -> None:
+    return None
+
+
+def commit_kv(*_: object) -> None:
+    return None
+
+
+library = torch.library.Library("esp_kernels", "DEF")
+for _op, _schema in SCHEMAS.items():
+    library.define(_op + _schema)
+    torch.library.register_fake(f"esp_kernels::{_op}", globals()[_op], lib=library)
+
+
+def register_fallbacks() -> None:
+    """Bind the reference wherever no native op is registered; called once every op is importable."""
+    for op in SCHEMAS:
+        for device, key in (("cpu", "CPU"), ("cuda", "CUDA")):
+            if "cpp" not in _backend.served_by(op, device):
+                library.impl(op, _backend.fallback(op, device), key)

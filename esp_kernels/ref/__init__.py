@@ -1,0 +1,1 @@
+"""The specification of every op in plain PyTorch; itself a backend (`backend="ref"`)."""
