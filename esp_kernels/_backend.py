@@ -40,7 +40,11 @@ def reference(op: str) -> Callable[..., Any]:
 
 @functools.cache
 def _warn_once(device_type: str) -> None:
-    what = f"they are not built ({native_error})" if device_type == "cpu" else f"there are none for {device_type}"
+    what = (
+        f"they are not built ({native_error})"
+        if device_type == "cpu"
+        else f"there are none for {device_type}"
+    )
     warnings.warn(
         f"esp_kernels runs on the PyTorch reference, since native ops are missing: {what}",
         BackendWarning,

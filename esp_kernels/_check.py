@@ -1,4 +1,4 @@
-"""Argument checks for the backends written in Python; csrc/check.h says the same sentences for the native ops."""
+"""Argument checks of the backends written in Python; csrc/check.h has the same sentences."""
 
 from collections.abc import Sequence
 

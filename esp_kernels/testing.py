@@ -43,7 +43,7 @@ def poisoned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def strided(t: torch.Tensor, gap: int = 3) -> torch.Tensor:
-    """The same values with NaN-filled gaps between the rows (dimension -2); the last dimension stays dense."""
+    """The same values with poisoned gaps after each row of the last dimension, which stays dense."""
     wide = poisoned((*t.shape[:-1], t.shape[-1] + gap), t.dtype)
     wide[..., : t.shape[-1]] = t
     return wide[..., : t.shape[-1]]

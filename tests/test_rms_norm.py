@@ -24,7 +24,11 @@ def test_matches_float64(shape, dtype, backend, rng):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_adds_the_residual_in_place(dtype, backend, rng):
-    x, residual, weight = torch.randn(4, 96).to(dtype), torch.randn(4, 96).to(dtype), torch.randn(96).to(dtype)
+    x, residual, weight = (
+        torch.randn(4, 96).to(dtype),
+        torch.randn(4, 96).to(dtype),
+        torch.randn(96).to(dtype),
+    )
     total = x + residual
     y = esp_kernels.rms_norm(x, weight, 1e-5, residual, backend=backend)
     assert torch.equal(residual, total)
@@ -52,7 +56,10 @@ def test_a_row_does_not_depend_on_its_neighbours(rng):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"x": torch.zeros(3, 8, dtype=torch.float64)}, "x must be float32, bfloat16 or float16, got float64"),
+        (
+            {"x": torch.zeros(3, 8, dtype=torch.float64)},
+            "x must be float32, bfloat16 or float16, got float64",
+        ),
         ({"x": torch.zeros(1, 1, 1, 3, 8)}, "x must have 1 to 4 dimensions, got 5"),
         ({"x": torch.zeros(8, 3).t()}, "x must have stride 1 in its last dimension, got strides [1, 3]"),
         ({"weight": torch.zeros(7)}, "weight must have shape [8], got [7]"),
@@ -70,7 +77,7 @@ def test_bad_input(change, sentence, backend):
 
 
 def test_devices_must_agree():
-    with pytest.raises(ValueError, match="^weight must be on cpu, got meta$"):
+    with pytest.raises(ValueError, match=r"^weight must be on cpu, got meta$"):
         esp_kernels.rms_norm(torch.zeros(3, 8), torch.zeros(8, device="meta"), backend="ref")
 
 
