@@ -83,8 +83,8 @@ int64_t check_size(int64_t levels, int64_t budget, int64_t masks, at::OptionalIn
   ESP_REQUIRE(masks >= 0 && masks < budget, "masks must be 0 to ", budget - 1, " with a budget of ", budget,
               ", got ", masks);
   if (!widths) return budget / (masks + 1);
-  ESP_REQUIRE(int64_t(widths->size()) <= levels, "widths must have at most ", levels, " levels, as ids has, got ",
-              widths->size());
+  ESP_REQUIRE(int64_t(widths->size()) <= levels, "widths must have at most ", levels,
+              " levels, as ids has, got ", widths->size());
   int64_t nodes = 1;
   for (const int64_t width : *widths) {
     ESP_REQUIRE(width >= 1 && width <= kMaxBudget, "widths must each be 1 to ", kMaxBudget, ", got ", width);
@@ -96,8 +96,9 @@ int64_t check_size(int64_t levels, int64_t budget, int64_t masks, at::OptionalIn
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> expand_tree(const at::Tensor& root, const at::Tensor& ids,
-                                                           const at::Tensor& logprobs, int64_t budget, int64_t masks,
-                                                           at::OptionalIntArrayRef widths, bool prune) {
+                                                           const at::Tensor& logprobs, int64_t budget,
+                                                           int64_t masks, at::OptionalIntArrayRef widths,
+                                                           bool prune) {
   check_index(root, "root", root, {kAny});
   const int64_t batch = root.size(0);
   check_index(ids, "ids", root, {batch, kAny, kAny});
@@ -110,10 +111,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> expand_tree(const at::Tensor& roo
   check_descending(root, ids, logprobs);
   const auto block = [&] { return at::empty({batch, nodes * (masks + 1)}, root.options()); };
   at::Tensor tokens = block(), parent = block(), mask_ordinal = block();
-  expand_tree_cpu({root.const_data_ptr<int32_t>(), ids.const_data_ptr<int32_t>(), logprobs.const_data_ptr<float>(),
-                   tokens.mutable_data_ptr<int32_t>(), parent.mutable_data_ptr<int32_t>(),
-                   mask_ordinal.mutable_data_ptr<int32_t>(), batch, levels, candidates, nodes, masks,
-                   widths ? widths->data() : nullptr, widths ? int64_t(widths->size()) : 0, prune});
+  expand_tree_cpu({root.const_data_ptr<int32_t>(), ids.const_data_ptr<int32_t>(),
+                   logprobs.const_data_ptr<float>(), tokens.mutable_data_ptr<int32_t>(),
+                   parent.mutable_data_ptr<int32_t>(), mask_ordinal.mutable_data_ptr<int32_t>(), batch,
+                   levels, candidates, nodes, masks, widths ? widths->data() : nullptr,
+                   widths ? int64_t(widths->size()) : 0, prune});
   return {tokens, parent, mask_ordinal};
 }
 

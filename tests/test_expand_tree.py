@@ -102,12 +102,10 @@ def random_levels(levels: int, candidates: int, rng: random.Random) -> list[Leve
     return drawn
 
 
-def tensors(
-    roots: list[int], sequences: list[list[Level]]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    shape = (len(sequences), len(sequences[0]), -1) if sequences[0] and sequences[0][0] else None
+def tensors(roots: list[int], sequences: list[list[Level]]) -> tuple[torch.Tensor, ...]:
+    levels = sequences[0]
+    shape = (len(sequences), len(levels), len(levels[0]) if levels else 0)
     flat = [candidate for levels in sequences for level in levels for candidate in level]
-    shape = shape or (len(sequences), len(sequences[0]), 0)
     return (
         torch.tensor(roots, dtype=torch.int32),
         torch.tensor([token for token, _ in flat], dtype=torch.int32).view(shape),
@@ -136,6 +134,7 @@ def test_dynamic_tree(nodes, masks, levels, candidates, prune, seed):
     )
     assert all(map(torch.equal, ref, cpp))
     assert all(t.shape == (3, nodes * (masks + 1)) and t.dtype == torch.int32 for t in ref)
+    assert all(t.is_contiguous() for t in ref)
     for b, exact_levels in enumerate(as_float32(sequences)):
         oracle = algorithm1(roots[b], exact_levels, nodes, prune) if roots[b] >= 0 else []
         assert rows_of(cpp, b) == block(oracle, nodes, masks)
@@ -162,6 +161,7 @@ def test_static_tree(widths, masks, more_levels, candidates, prune, seed):
     ref, cpp = (esp_kernels.expand_tree(*arguments, backend=backend) for backend in ("ref", "cpp"))
     assert all(map(torch.equal, ref, cpp))
     assert all(t.shape == (3, nodes * (masks + 1)) and t.dtype == torch.int32 for t in ref)
+    assert all(t.is_contiguous() for t in ref)
     for b, exact_levels in enumerate(as_float32(sequences)):
         oracle = static_tree(roots[b], exact_levels, widths, prune) if roots[b] >= 0 else []
         assert rows_of(cpp, b) == block(oracle, nodes, masks)
@@ -171,13 +171,8 @@ def test_static_tree(widths, masks, more_levels, candidates, prune, seed):
 def test_no_tree_of_that_size_is_more_likely(prune, backend, rng):
     """Brute force over every tree with 6 nodes of the 12 that there could be."""
     for _ in range(10):
-        levels = [
-            [
-                (rng.randrange(3) * 3 + n, math.log(p))
-                for n, p in enumerate([0.5 + 0.1 * rng.random(), 0.3, 0.05])
-            ]
-            for _ in range(2)
-        ]
+        chances = [(0.5 + 0.1 * rng.random(), 0.3, 0.05) for _ in range(2)]
+        levels = [[(3 * rng.randrange(3) + n, math.log(p)) for n, p in enumerate(c)] for c in chances]
         root = rng.randrange(9)
         everything = by_definition(root, levels, 13, prune)
         best = max(
@@ -302,7 +297,7 @@ def test_the_largest_budget(rng):
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours(rng):
-    roots = [rng.choice([-1, 0, 1, 2]) for _ in range(100)]
+    roots = [rng.choice([-1, 0, 1, 2]) for _ in range(300)]
     root, ids, logprobs = tensors(roots, [random_levels(3, 9, rng) for _ in roots])
     for widths in (None, [7, 5, 3]):
         whole = esp_kernels.expand_tree(root, ids, logprobs, 64, 3, widths)
@@ -310,12 +305,11 @@ def test_a_sequence_does_not_depend_on_its_neighbours(rng):
         try:
             for count in (1, 2):
                 torch.set_num_threads(count)
-                assert all(
-                    map(torch.equal, esp_kernels.expand_tree(root, ids, logprobs, 64, 3, widths), whole)
-                )
+                again = esp_kernels.expand_tree(root, ids, logprobs, 64, 3, widths)
+                assert all(map(torch.equal, again, whole))
         finally:
             torch.set_num_threads(threads)
-        for b in range(0, 100, 7):
+        for b in range(0, 300, 29):
             one = slice(b, b + 1)
             alone = esp_kernels.expand_tree(root[one], ids[one], logprobs[one], 64, 3, widths)
             assert all(torch.equal(a, t[one]) for a, t in zip(alone, whole, strict=True))

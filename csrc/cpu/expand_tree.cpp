@@ -108,15 +108,15 @@ void append_masks(const ExpandTreeArgs& a, int32_t* tokens, int32_t* parent, int
 
 void expand_tree_cpu(const ExpandTreeArgs& a) {
   const int64_t level_size = a.levels * a.candidates, rows = a.nodes * (a.masks + 1);
-#pragma omp parallel if (a.batch * a.nodes > 1024)
+#pragma omp parallel if (a.batch > 1 && a.batch * a.nodes > 4096)
   {
     std::vector<Node> nodes(static_cast<size_t>(a.nodes));
     std::vector<Offer> heap;
     heap.reserve(static_cast<size_t>(a.nodes) + 1);
 #pragma omp for schedule(static)
     for (int64_t b = 0; b < a.batch; ++b) {
-      Tree tree{a, a.ids + b * level_size, a.logprobs + b * level_size, a.tokens + b * rows, a.parent + b * rows,
-                nodes.data(), heap};
+      Tree tree{a, a.ids + b * level_size, a.logprobs + b * level_size,
+                a.tokens + b * rows, a.parent + b * rows, nodes.data(), heap};
       std::fill_n(tree.tokens, a.nodes, -1);
       std::fill_n(tree.parent, a.nodes, kPadding);
       if (a.root[b] >= 0) {

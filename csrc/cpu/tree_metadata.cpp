@@ -24,9 +24,11 @@ void sequence(const int32_t* parent, int32_t* depth, int64_t* ancestors, int64_t
 }  // namespace
 
 void tree_metadata_cpu(const TreeMetadataArgs& a) {
-#pragma omp parallel for schedule(static) if (a.batch * a.rows * a.words > 16384)
-  for (int64_t b = 0; b < a.batch; ++b)
-    sequence(a.parent + b * a.rows, a.depth + b * a.rows, a.ancestors + b * a.rows * a.words, a.rows, a.words);
+#pragma omp parallel for schedule(static) if (a.batch > 1 && a.batch * a.rows * a.words > 65536)
+  for (int64_t b = 0; b < a.batch; ++b) {
+    const int64_t first = b * a.rows;
+    sequence(a.parent + first, a.depth + first, a.ancestors + first * a.words, a.rows, a.words);
+  }
 }
 
 }  // namespace esp

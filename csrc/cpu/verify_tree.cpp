@@ -28,7 +28,7 @@ void sequence(const VerifyTreeArgs& a, int64_t b) {
 }  // namespace
 
 void verify_tree_cpu(const VerifyTreeArgs& a) {
-#pragma omp parallel for schedule(static) if (a.batch * a.rows > 16384)
+#pragma omp parallel for schedule(static) if (a.batch > 1 && a.batch * a.rows > 65536)
   for (int64_t b = 0; b < a.batch; ++b) sequence(a, b);
 }
 

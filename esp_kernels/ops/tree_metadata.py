@@ -35,8 +35,7 @@ def check(parent: torch.Tensor) -> None:
     bad = (~good).nonzero().tolist()
     if bad:
         b, r = bad[0]
-        root, other = (
-            "-1 (the root) or -2 (a padded sequence)",
-            "-2 (padding) or an earlier row that is not padding",
-        )
-        raise ValueError(f"parent[{b}, {r}] must be {other if r else root}, got {parent[b, r]}")
+        wanted = "-1 (the root) or -2 (a padded sequence)"
+        if r > 0:
+            wanted = "-2 (padding) or an earlier row that is not padding"
+        raise ValueError(f"parent[{b}, {r}] must be {wanted}, got {parent[b, r]}")

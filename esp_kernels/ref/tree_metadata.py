@@ -1,19 +1,26 @@
 import torch
+from torch.nn.functional import pad
 
 from esp_kernels._block import ROOT
 
 
 def tree_metadata(parent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     batch, rows = parent.shape
-    depth = torch.full_like(parent, -1)
-    ancestors = torch.zeros((batch, rows, (rows + 63) // 64), dtype=torch.int64, device=parent.device)
-    bit = 1 << torch.arange(rows, device=parent.device) % 64
-    sequence = torch.arange(batch, device=parent.device)
-    for r in range(rows):
-        above = parent[:, r].clamp(0, r)  # r itself still looks like padding, and the root hangs from that
-        hangs = (parent[:, r] >= 0) & (depth[sequence, above] >= 0)
-        real = hangs if r else parent[:, r] == ROOT
-        depth[:, r] = torch.where(real, depth[sequence, above] + 1, -1)
-        ancestors[:, r] = torch.where(real[:, None], ancestors[sequence, above], 0)
-        ancestors[:, r, r // 64] += torch.where(real, bit[r], 0)
-    return depth, ancestors
+    row = torch.arange(rows, device=parent.device)
+    word = torch.arange((rows + 63) // 64, device=parent.device)
+    own = torch.where(row[:, None] // 64 == word, 1 << row[:, None] % 64, 0)
+
+    # One slot more, which stands above every root: it is no row, and it hangs from itself.
+    above = pad(torch.where((parent >= 0) & (parent < row), parent, rows), (0, 1), value=rows).long()
+    seen = pad(own, (0, 0, 0, 1)).expand(batch, -1, -1)
+    count = pad(torch.ones_like(parent), (0, 1))
+    rooted = pad((parent == ROOT) & (row == 0), (0, 1))
+
+    # After j turns a row has gathered the 2^j rows of its path that begin with itself.
+    for _ in range(rows.bit_length()):
+        seen = seen | seen.gather(1, above[:, :, None].expand_as(seen))
+        count = count + count.gather(1, above)
+        rooted = rooted | rooted.gather(1, above)
+        above = above.gather(1, above)
+    seen, count, rooted = seen[:, :rows], count[:, :rows], rooted[:, :rows]
+    return torch.where(rooted, count - 1, -1), torch.where(rooted[:, :, None], seen, 0)

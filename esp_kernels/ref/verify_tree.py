@@ -1,4 +1,5 @@
 import torch
+from torch.nn.functional import pad
 
 
 def verify_tree(
@@ -17,17 +18,16 @@ def verify_tree(
         & (mask_ordinal[:, None, :] == 0)
         & (tokens[:, None, :] == choice[:, :, None])
     )
-    follower = torch.where(matches, row, rows).amin(2)
-    follower = torch.nn.functional.pad(follower, (0, 1), value=rows)
+    follower = pad(torch.where(matches, row, rows).amin(2), (0, 1), value=rows).long()
 
-    here = torch.where(mask_ordinal[:, :1] == 0, 0, rows)
-    walk = [here]
-    for _ in range(rows - 1):
-        here = follower.gather(1, here)
-        walk.append(here.long())
-    path = torch.cat(walk, 1)
+    # The walk of twice the length is the walk, then the same taken on from where each of its rows leads.
+    path = torch.where(mask_ordinal[:, :1] == 0, 0, rows)
+    while path.shape[1] < rows:
+        path = torch.cat([path, follower.gather(1, path)], 1)
+        follower = follower.gather(1, follower)
+    path = path[:, :rows]
     taken = path < rows
     accepted = taken.sum(1, dtype=torch.int32) - 1
     last = path.gather(1, accepted[:, None].clamp(min=0).long())
-    bonus = torch.nn.functional.pad(choice, (0, 1), value=-1).gather(1, last)
+    bonus = pad(choice, (0, 1), value=-1).gather(1, last)
     return torch.where(taken, path, -1).int(), accepted, bonus[:, 0]
