@@ -3,11 +3,19 @@ draft-tree expansion and what stands between them. Every op works on [B, T, ...]
 
 from esp_kernels import _library
 from esp_kernels._backend import BackendWarning
+from esp_kernels._block import PADDING
+from esp_kernels.ops.expand_tree import expand_tree
 from esp_kernels.ops.rms_norm import rms_norm
+from esp_kernels.ops.tree_metadata import tree_metadata
+from esp_kernels.ops.verify_tree import verify_tree
 
 _library.register_fallbacks()
 
 __all__ = [
+    "PADDING",
     "BackendWarning",
+    "expand_tree",
     "rms_norm",
+    "tree_metadata",
+    "verify_tree",
 ]
