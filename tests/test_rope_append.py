@@ -4,8 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import esp_kernels
 from esp_kernels.testing import PADDING, assert_as_accurate, paged, poisoned, random_tree, strided, unpaged
@@ -20,13 +18,13 @@ def tables(rotary: int, positions: int = POSITIONS) -> tuple[torch.Tensor, torch
     return angle.cos().float(), angle.sin().float()
 
 
-def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position: int) -> torch.Tensor:
-    """One row [H, D] in float64, as complex numbers."""
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rows [R, H, D] in float64, as complex numbers."""
     half = cos.shape[1]
     x = x.double()
-    number = torch.complex(x[:, :half], x[:, half : 2 * half])
-    number = number * torch.complex(cos[position].double(), sin[position].double())
-    return torch.cat([number.real, number.imag, x[:, 2 * half :]], dim=-1)
+    number = torch.complex(x[..., :half], x[..., half : 2 * half])
+    number = number * torch.complex(cos.double(), sin.double())[:, None]
+    return torch.cat([number.real, number.imag, x[..., 2 * half :]], dim=-1)
 
 
 def depths(trees: list[list[int]]) -> torch.Tensor:
@@ -74,26 +72,22 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def assert_correct(block: Block, backend: str) -> None:
     rotated = block.run(backend)
-    assert rotated.dtype == block.q.dtype and rotated.is_contiguous()
-    k_cache, v_cache = block.dense(block.k_cache), block.dense(block.v_cache)
-    exact_q, baseline_q = torch.zeros(block.q.shape).double(), torch.zeros(block.q.shape).to(block.q.dtype)
-    written = 0
-    for b in range(block.q.shape[0]):
-        prefix = int(block.prefix_len[b])
-        for r in range(block.q.shape[1]):
-            if block.depth[b, r] < 0:
-                continue
-            position = prefix + int(block.depth[b, r])
-            exact_q[b, r] = turned(block.q[b, r], block.cos, block.sin, position)
-            baseline_q[b, r] = exact_q[b, r].to(block.q.dtype)
-            exact_k = turned(block.k[b, r], block.cos, block.sin, position)
-            assert_as_accurate(k_cache[b, prefix + r], exact_k, exact_k.to(block.q.dtype))
-            assert same(v_cache[b, prefix + r], block.v[b, r])
-            written += 1
-    assert_as_accurate(rotated, exact_q, baseline_q)
+    dtype = block.q.dtype
+    assert rotated.dtype == dtype and rotated.is_contiguous()
+    rows = [
+        (b, r) for b in range(len(block.depth)) for r in range(block.depth.shape[1]) if block.depth[b, r] >= 0
+    ]
+    b, r = torch.tensor(rows).unbind(1)
+    slot, position = block.prefix_len[b] + r, block.prefix_len[b] + block.depth[b, r]
+    angles = block.cos[position], block.sin[position]
+    exact_q, exact_k = turned(block.q[b, r], *angles), turned(block.k[b, r], *angles)
+    assert_as_accurate(rotated[b, r], exact_q, exact_q.to(dtype))
+    assert_as_accurate(block.dense(block.k_cache)[b, slot], exact_k, exact_k.to(dtype))
+    assert same(block.dense(block.v_cache)[b, slot], block.v[b, r])
+    assert not rotated[block.depth < 0].any()
     # All that was to be written is finite; so nothing else was written, in pages of nobody included.
     for cache in (block.k_cache, block.v_cache):
-        assert cache.isfinite().sum() == written * cache[0, 0].numel()
+        assert cache.isfinite().sum() == len(rows) * cache[0, 0].numel()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -120,23 +114,28 @@ def test_matches_float64(batch, rows, q_heads, kv_heads, n, rotary, page_size, d
 def test_any_tree_in_any_cache(seed, rows, batch, pages):
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    block = Block(rng, batch, rows, 3, 1, 24, 20, torch.bfloat16, rows + rng.randrange(9), rng.randrange(rows))
+    block = Block(
+        rng, batch, rows, 3, 1, 24, 20, torch.bfloat16, rows + rng.randrange(9), rng.randrange(rows)
+    )
     assert_correct(block.paged(pages, rng) if pages else block, "auto")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_worse_than_transformers(dtype, backend, rng):
     block = Block(rng, 2, 33, 9, 3, 64, 64, dtype)
-    config = LlamaConfig(hidden_size=9 * 64, num_attention_heads=9, num_key_value_heads=3)
-    rope = LlamaRotaryEmbedding(config)
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = llama.LlamaConfig(hidden_size=9 * 64, num_attention_heads=9, num_key_value_heads=3)
+    rope = llama.LlamaRotaryEmbedding(config)
     position = block.prefix_len[:, None] + block.depth
     everywhere = torch.arange(POSITIONS)[None]
     table = rope(torch.zeros(1), everywhere)
     block.cos, block.sin = (t[0, :, :32].contiguous() for t in table)
     cos, sin = rope(block.q, position)
-    q, k = apply_rotary_pos_emb(block.q, block.k, cos, sin, unsqueeze_dim=2)
+    q, k = llama.apply_rotary_pos_emb(block.q, block.k, cos, sin, unsqueeze_dim=2)
     cos, sin = (t[0].double()[position.long()] for t in table)
-    exact_q, exact_k = apply_rotary_pos_emb(block.q.double(), block.k.double(), cos, sin, unsqueeze_dim=2)
+    exact_q, exact_k = llama.apply_rotary_pos_emb(
+        block.q.double(), block.k.double(), cos, sin, unsqueeze_dim=2
+    )
     rotated = block.run(backend)
     assert_as_accurate(rotated, exact_q, q, factor=1.0)
     for b, prefix in enumerate(block.prefix_len.tolist()):

@@ -37,7 +37,7 @@ def embed_block(
     return _backend.select("embed_block", backend, tokens, "tokens")(tokens, mask_ordinal, embedding, probe)
 
 
-def check_probe(embedding: torch.Tensor, probe: torch.Tensor, batch: int) -> None:
+def check_probe(probe: torch.Tensor, embedding: torch.Tensor, batch: int) -> None:
     check_device(probe, "probe", embedding)
     check_dtype(probe, "probe", torch.float32)
     check_shape(probe, "probe", batch, ANY, embedding.shape[1])
@@ -57,7 +57,7 @@ def check(
     check_index(tokens, "tokens", embedding, ANY, ANY)
     batch, rows = tokens.shape
     check_index(mask_ordinal, "mask_ordinal", embedding, batch, rows)
-    check_probe(embedding, probe, batch)
+    check_probe(probe, embedding, batch)
     if embedding.device.type != "cpu":
         return
     vocabulary, masks = embedding.shape[0], probe.shape[1]
