@@ -38,8 +38,8 @@ at::Tensor embed_block(const at::Tensor& tokens, const at::Tensor& mask_ordinal,
   for (int64_t i = 0; i < batch * rows; ++i) {
     ESP_REQUIRE(ordinal[i] >= -1 && ordinal[i] <= masks, "mask_ordinal[", i / rows, ", ", i % rows,
                 "] must be in -1..", masks, ", got ", ordinal[i]);
-    ESP_REQUIRE(ordinal[i] != 0 || (token[i] >= 0 && token[i] < vocabulary), "tokens[", i / rows, ", ", i % rows,
-                "] must be in the vocabulary of ", vocabulary, " tokens, got ", token[i]);
+    ESP_REQUIRE(ordinal[i] != 0 || (token[i] >= 0 && token[i] < vocabulary), "tokens[", i / rows, ", ",
+                i % rows, "] must be in the vocabulary of ", vocabulary, " tokens, got ", token[i]);
   }
   at::Tensor x = at::empty({batch, rows, n}, embedding.options());
   embed_block_cpu({dtype, batch, rows, n, token, ordinal, embedding.const_data_ptr(), embedding.stride(0),
@@ -47,7 +47,8 @@ at::Tensor embed_block(const at::Tensor& tokens, const at::Tensor& mask_ordinal,
   return x;
 }
 
-void update_probe(const at::Tensor& probe, const at::Tensor& embedding, const at::Tensor& committed, double lam) {
+void update_probe(const at::Tensor& probe, const at::Tensor& embedding, const at::Tensor& committed,
+                  double lam) {
   const DType dtype = check_embedding(embedding);
   check_index(committed, "committed", embedding, {kAny, kAny});
   const int64_t batch = committed.size(0), length = committed.size(1);
@@ -59,8 +60,9 @@ void update_probe(const at::Tensor& probe, const at::Tensor& embedding, const at
   for (int64_t i = 0; i < batch * length; ++i)
     ESP_REQUIRE(token[i] >= -1 && token[i] < vocabulary, "committed[", i / length, ", ", i % length,
                 "] must be -1 or in the vocabulary of ", vocabulary, " tokens, got ", token[i]);
-  update_probe_cpu({dtype, probe.mutable_data_ptr<float>(), batch, probe.size(1), probe.size(2), probe.stride(0),
-                    probe.stride(1), embedding.const_data_ptr(), embedding.stride(0), token, length, float(lam)});
+  update_probe_cpu({dtype, probe.mutable_data_ptr<float>(), batch, probe.size(1), probe.size(2),
+                    probe.stride(0), probe.stride(1), embedding.const_data_ptr(), embedding.stride(0), token,
+                    length, float(lam)});
 }
 
 at::Tensor swiglu(const at::Tensor& gate_up) {

@@ -11,12 +11,13 @@
 namespace esp {
 namespace {
 
-void check_like(const at::Tensor& cache, const std::string& name, const at::Tensor& like,
-                 std::initializer_list<int64_t> dims) {
-  check_device(cache, name.c_str(), like);
-  check_dtype(cache, name.c_str(), like.scalar_type());
-  check_shape(cache, name.c_str(), dims);
-  check_rows(cache, name.c_str());
+// Dense rows on the device of `like`, of its dtype.
+void check_like(const at::Tensor& t, const std::string& name, const at::Tensor& like,
+                std::initializer_list<int64_t> dims) {
+  check_device(t, name.c_str(), like);
+  check_dtype(t, name.c_str(), like.scalar_type());
+  check_shape(t, name.c_str(), dims);
+  check_rows(t, name.c_str());
 }
 
 Pages pages_of(const at::Tensor& cache, const std::optional<at::Tensor>& block_table, int64_t batch) {
@@ -59,7 +60,8 @@ at::Tensor rope_append(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   check_shape(cos, "cos", {kAny, kAny});
   check_contiguous(cos, "cos");
   const int64_t positions = cos.size(0), half = cos.size(1);
-  ESP_REQUIRE(2 * half <= n, "cos must have at most ", n / 2, " columns, half the head dimension, got ", half);
+  ESP_REQUIRE(2 * half <= n, "cos must have at most ", n / 2, " columns, half the head dimension, got ",
+              half);
   check_device(sin, "sin", q);
   check_dtype(sin, "sin", at::kFloat);
   check_shape(sin, "sin", {positions, half});
@@ -94,7 +96,8 @@ void commit_kv(at::TensorList caches, const at::Tensor& path, const at::Tensor& 
   check_float(first, "caches[0]");
   check_shape(first, "caches[0]", {kAny, kAny, kAny, kAny});
   for (size_t i = 0; i < caches.size(); ++i)
-    check_like(caches[i], "caches[" + std::to_string(i) + "]", first, {first.size(0), first.size(1), kAny, kAny});
+    check_like(caches[i], "caches[" + std::to_string(i) + "]", first,
+               {first.size(0), first.size(1), kAny, kAny});
   check_index(path, "path", first, {block_table ? kAny : first.size(0), kAny});
   const int64_t batch = path.size(0), length = path.size(1);
   check_index(accepted, "accepted", first, {batch});
@@ -106,8 +109,8 @@ void commit_kv(at::TensorList caches, const at::Tensor& path, const at::Tensor& 
   int64_t moved = 0;
   for (int64_t b = 0; b < batch; ++b) {
     const int32_t* row = rows + b * length;
-    ESP_REQUIRE(count[b] >= -1 && count[b] < length, "accepted[", b, "] must be in -1..", length - 1, ", got ",
-                count[b]);
+    ESP_REQUIRE(count[b] >= -1 && count[b] < length, "accepted[", b, "] must be in -1..", length - 1,
+                ", got ", count[b]);
     if (count[b] < 1) continue;
     ESP_REQUIRE(row[0] == 0, "path[", b, ", 0] must be 0, the root, got ", row[0]);
     for (int64_t i = 1; i <= count[b]; ++i) {

@@ -1,3 +1,4 @@
+import itertools
 import random
 
 import pytest
@@ -18,6 +19,10 @@ def tables(rotary: int, positions: int = POSITIONS) -> tuple[torch.Tensor, torch
     return angle.cos().float(), angle.sin().float()
 
 
+def int32(*values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rows [R, H, D] in float64, as complex numbers."""
     half = cos.shape[1]
@@ -31,8 +36,7 @@ def depths(trees: list[list[int]]) -> torch.Tensor:
     def depth(tree: list[int], r: int) -> int:
         return -1 if tree[r] == PADDING else 0 if tree[r] == -1 else 1 + depth(tree, tree[r])
 
-    rows = [[depth(tree, r) for r in range(len(tree))] for tree in trees]
-    return torch.tensor(rows, dtype=torch.int32)
+    return int32(*[[depth(tree, r) for r in range(len(tree))] for tree in trees])
 
 
 class Block:
@@ -44,8 +48,7 @@ class Block:
         heads = fused.unflatten(-1, (q_heads + 2 * kv_heads, n))
         self.q, self.k, self.v = heads.split([q_heads, kv_heads, kv_heads], dim=2)
         self.cos, self.sin = tables(rotary)
-        lengths = [rng.randrange(slots - rows + 1) for _ in range(batch)]
-        self.prefix_len = torch.tensor(lengths, dtype=torch.int32)
+        self.prefix_len = int32(*[rng.randrange(slots - rows + 1) for _ in range(batch)])
         self.depth = depths([random_tree(rows, rng, padding) for _ in range(batch)])
         self.k_cache, self.v_cache = (poisoned((batch, slots, kv_heads, n), dtype) for _ in range(2))
         self.block_table: torch.Tensor | None = None
@@ -144,7 +147,7 @@ def test_no_worse_than_transformers(dtype, backend, rng):
 
 def test_position_is_depth_and_not_row_index(backend, rng):
     block = Block(rng, 1, 6, 2, 1, 16, 16, torch.float32)
-    block.depth = torch.tensor([[0, 1, 1, 1, 2, 1]], dtype=torch.int32)
+    block.depth = int32([0, 1, 1, 1, 2, 1])
     for x in (block.q, block.k):
         x[:] = x[:, :1].clone()
     rotated = block.run(backend)[0]
@@ -161,8 +164,8 @@ def test_padding_is_harmless(backend, rng):
     block.depth[1:] = -1
     block.q[block.depth < 0] = block.k[block.depth < 0] = block.v[block.depth < 0] = torch.inf
     # Row 8 would have no slot, and sequences 1 and 2 are junk altogether.
-    block.prefix_len = torch.tensor([4, -(2**31), 2**31 - 1], dtype=torch.int32)
-    block.block_table[1:] = torch.tensor([-1, 2**31 - 1, -7])
+    block.prefix_len = int32(4, -(2**31), 2**31 - 1)
+    block.block_table[1:] = int32(-1, 2**31 - 1, -7)
     rotated = block.run(backend)
     assert not rotated[block.depth < 0].any() and rotated[block.depth >= 0].isfinite().all()
     for cache in (block.k_cache, block.v_cache):
@@ -171,7 +174,7 @@ def test_padding_is_harmless(backend, rng):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_its_neighbours(dtype, backend, rng):
-    block = Block(rng, 2, 19, 3, 1, 80, 40, dtype)
+    block = Block(rng, 2, 19, 4, 2, 80, 40, dtype)
     whole = block.run(backend)
     k_cache, v_cache = block.k_cache.clone(), block.v_cache.clone()
 
@@ -183,7 +186,7 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype, backend, rng):
 
     for name in ("q", "k", "v"):
         setattr(block, name, strided(getattr(block, name)))
-    block.k_cache = poisoned((2, 1, k_cache.shape[1], 80), dtype).transpose(1, 2)
+    block.k_cache = poisoned((2, 2, k_cache.shape[1], 80), dtype).transpose(1, 2)
     block.v_cache = strided(poisoned(v_cache.shape, dtype))
     assert_same_as_whole(block.run(backend))
 
@@ -198,21 +201,16 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype, backend, rng):
     block.k_cache = poisoned(k_cache.shape, dtype)
     assert_same_as_whole(block.paged(7, rng).run(backend))
 
-    # Row by row: row r alone is row 0 of a block whose prefix is r slots longer.
-    cos, sin = block.cos, block.sin
-    for r in range(19):
-        k_one, v_one = (poisoned(k_cache.shape, dtype) for _ in range(2))
-        q, k, v = (x[:, r : r + 1] for x in (block.q, block.k, block.v))
-        for b in range(2):
-            shift = int(block.depth[b, r]) - r
-            prefix = block.prefix_len[b : b + 1] + r
-            at = torch.arange(POSITIONS).add(shift).clamp(0, POSITIONS - 1)
-            caches = k_one[b : b + 1], v_one[b : b + 1]
-            one = [x[b : b + 1] for x in (q, k, v)]
-            root = torch.zeros(1, 1, dtype=torch.int32)
-            rotated = esp_kernels.rope_append(*one, cos[at], sin[at], prefix, root, *caches, backend=backend)
-            assert torch.equal(rotated[0, 0], whole[b, r])
-            assert same(k_one[b, int(prefix)], k_cache[b, int(prefix)])
+    # Plain decoding: row r alone, as the root at its own position.
+    for b, r in itertools.product(range(2), range(19)):
+        position = block.prefix_len[b : b + 1] + block.depth[b, r]
+        one = [x[b : b + 1, r : r + 1] for x in (block.q, block.k, block.v)]
+        caches = [poisoned((1, *k_cache.shape[1:]), dtype) for _ in range(2)]
+        rotated = esp_kernels.rope_append(
+            *one, block.cos, block.sin, position, int32([0]), *caches, backend=backend
+        )
+        assert torch.equal(rotated[0, 0], whole[b, r])
+        assert same(caches[0][0, int(position)], k_cache[b, int(block.prefix_len[b]) + r])
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(0, 5), (2, 0), (0, 0)])
@@ -224,10 +222,6 @@ def test_empty(batch, rows, backend, rng):
         setattr(block, name, getattr(block, name)[:batch])
     assert block.run(backend).shape == (batch, rows, 2, 8)
     assert block.k_cache.isnan().all() and block.v_cache.isnan().all()
-
-
-def int32(*values: object) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ void commit(const CommitKvArgs& a, const CommitKvArgs::Target& target, int64_t b
     const char* from = data + target.cache.offset(a.pages, b, a.prefix_len[b] + row);
     char* to = data + target.cache.offset(a.pages, b, a.prefix_len[b] + i);
     if (from == to) continue;
-    for (int64_t h = 0; h < target.heads; ++h)
-      std::memcpy(to + h * target.cache.stride_head, from + h * target.cache.stride_head, size_t(target.head_bytes));
+    for (int64_t h = 0; h < target.heads; ++h) {
+      const int64_t head = h * target.cache.stride_head;
+      std::memcpy(to + head, from + head, size_t(target.head_bytes));
+    }
   }
 }
 

@@ -10,8 +10,8 @@ namespace {
 ESP_INLINE f32x16 toward(f32x16 probe, f32x16 target, float lam) { return probe + lam * (target - probe); }
 
 template <typename T>
-ESP_INLINE void update_vector(float* probe, const T* embedding, int64_t stride_token, const int32_t* committed,
-                              int64_t length, int64_t n, float lam) {
+ESP_INLINE void update_vector(float* probe, const T* embedding, int64_t stride_token,
+                              const int32_t* committed, int64_t length, int64_t n, float lam) {
   const int64_t whole = n / 16 * 16, rest = n - whole;
   for (int64_t i = 0; i < whole; i += 16) {
     f32x16 p = load16(probe + i);
@@ -22,7 +22,8 @@ ESP_INLINE void update_vector(float* probe, const T* embedding, int64_t stride_t
   if (rest > 0) {
     f32x16 p = load_first(probe + whole, rest);
     for (int64_t c = 0; c < length; ++c)
-      if (committed[c] >= 0) p = toward(p, load_first(embedding + committed[c] * stride_token + whole, rest), lam);
+      if (committed[c] >= 0)
+        p = toward(p, load_first(embedding + committed[c] * stride_token + whole, rest), lam);
     store_first(probe + whole, p, rest);
   }
 }

@@ -5,7 +5,7 @@ namespace esp {
 
 struct RopeAppendArgs {
   struct Rows {
-    const void* data;  // [batch, rows, heads, head_dim]
+    const void* data;                               // [batch, rows, heads, head_dim]
     int64_t stride_batch, stride_row, stride_head;  // in elements
   };
   DType dtype;

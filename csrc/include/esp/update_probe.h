@@ -4,7 +4,7 @@
 namespace esp {
 
 struct UpdateProbeArgs {
-  DType dtype;  // of embedding
+  DType dtype;   // of embedding
   float* probe;  // [batch, masks, n]
   int64_t batch, masks, n;
   int64_t stride_batch, stride_mask;
