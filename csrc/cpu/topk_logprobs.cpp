@@ -90,7 +90,8 @@ template <typename V, typename I, typename T>
 ESP_INLINE void topk_row(const T* logits, int64_t n, int64_t k, float* logprobs, int32_t* ids) {
   alignas(64) float block[kBlock];
   Candidates candidates;
-  float highest = -kInfinity, total = 0;
+  float highest = -kInfinity;
+  double total = 0;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t size = std::min<int64_t>(kBlock, n - begin);
     for (int64_t i = 0; i < size; ++i) {
@@ -111,7 +112,7 @@ ESP_INLINE void topk_row(const T* logits, int64_t n, int64_t k, float* logprobs,
   }
   candidates.prune(k);
   std::sort(candidates.keys, candidates.keys + k, std::greater<>());
-  const float log_total = highest == -kInfinity ? kInfinity : std::log(total);
+  const float log_total = highest == -kInfinity ? kInfinity : float(std::log(total));
   for (int64_t i = 0; i < k; ++i) {
     logprobs[i] = below(logit_of(candidates.keys[i]), highest) - log_total;
     ids[i] = int32_t(~uint32_t(candidates.keys[i]));

@@ -23,8 +23,8 @@ def pack_linear(weight: torch.Tensor) -> torch.Tensor:
 
     weight    [N, K], N and K at least 1, float32, bfloat16 or float16; any strides
     returns   float32, float16: [ceil(N / 32), K, 32], so that output n of k is [n // 32, k, n % 32]
-              bfloat16: [ceil(N / 32), ceil(K / 2), 32, 2], so that it is [n // 32, k // 2, n % 32, k % 2], with
-              zeros after an odd K: the pairs are what dot product and tile instructions take
+              bfloat16: [ceil(N / 32), ceil(K / 2), 32, 2], so that it is [n // 32, k // 2, n % 32, k % 2],
+              with zeros after an odd K: the pairs are what dot product and tile instructions take
               contiguous, on the weight's device
 
     Raises ValueError on shapes or dtypes that are not as above.
@@ -58,8 +58,8 @@ def linear_rows(
     returns        [..., N] contiguous, x's dtype; summed in float32, the bias last, and rounded once
 
     Every output is summed in an order that depends on K alone: a row's bits do not depend on the other rows,
-    on their number, on strides or on threads. Raises ValueError on shapes, dtypes, devices or strides that are
-    not as above.
+    on their number, on strides or on threads. Raises ValueError on shapes, dtypes, devices or strides that
+    are not as above.
     """
     return _backend.select("linear_rows", backend, x, "x")(x, packed_weight, out_features, bias)
 

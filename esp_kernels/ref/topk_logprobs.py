@@ -8,5 +8,5 @@ def topk_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     logprobs = below - below.exp().sum(-1, keepdim=True).log()
     logprobs = torch.where(highest == -torch.inf, -torch.inf, logprobs)
     # By logit: different logits may round to one logprob. torch.topk leaves ties to chance.
-    ids = wide.sort(-1, descending=True, stable=True).indices[..., :k]
+    ids = wide.sort(dim=-1, descending=True, stable=True).indices[..., :k]
     return logprobs.gather(-1, ids), ids.int()
