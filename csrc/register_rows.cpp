@@ -79,8 +79,8 @@ at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& packed_weight, int
   if (y.numel() == 0) return y;
   const at::Tensor rows = as_rows(x);
   linear_rows_cpu({dtype, rows.const_data_ptr(), packed_weight.const_data_ptr(),
-                   bias ? bias->const_data_ptr() : nullptr, y.mutable_data_ptr(), rows.size(0), k, out_features,
-                   rows.stride(0)});
+                   bias ? bias->const_data_ptr() : nullptr, y.mutable_data_ptr(), rows.size(0), k,
+                   out_features, rows.stride(0)});
   return y;
 }
 

@@ -17,7 +17,7 @@
 namespace esp {
 namespace {
 
-constexpr int64_t kDepth = 128;   // k of a block, even: 16 KB of float32 weights, half of a small L1
+constexpr int64_t kDepth = 64;    // k of a block, even: 8 KB of float32 weights in L1, and as much on its way
 constexpr int64_t kGroup = 120;   // rows that share one read of a panel; a multiple of every tile
 constexpr int64_t kStage = 1920;  // rows that are packed at once, which bounds the scratch memory
 

@@ -21,8 +21,8 @@ typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
 ESP_INLINE f32x16 splat(float x) { return x - f32x16{}; }
 
-// GCC keeps a vector that is wider than a register in memory, so a kernel that must be fast without AVX-512 is
-// a template over its vector type: f32x16 where wide_registers(), f32xn elsewhere.
+// GCC keeps a vector that is wider than a register in memory, so a kernel that must be fast without AVX-512
+// is a template over its vector type: f32x16 where wide_registers(), f32xn elsewhere.
 #ifdef __x86_64__
 typedef float f32xn __attribute__((vector_size(32)));
 typedef int32_t i32xn __attribute__((vector_size(32)));

@@ -3,8 +3,8 @@
 
 namespace esp {
 
-// Weights come in panels of this many outputs, padded with zeros: [ceil(n / 32), k, 32] for float32 and float16,
-// [ceil(n / 32), ceil(k / 2), 32, 2] for bfloat16.
+// Weights come in panels of this many outputs, padded with zeros: [ceil(n / 32), k, 32] for float32 and
+// float16, [ceil(n / 32), ceil(k / 2), 32, 2] for bfloat16.
 constexpr int kPanel = 32;
 
 struct LinearRowsArgs {
