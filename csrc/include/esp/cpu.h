@@ -18,7 +18,8 @@ typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
-ESP_INLINE f32x16 splat(float x) { return x - f32x16{}; }
+// The sum keeps GCC from building the vector lane by lane in clones.
+ESP_INLINE f32x16 splat(float x) { return x + f32x16{}; }
 
 template <typename T>
 ESP_INLINE f32x16 load16(const T* p) {
@@ -46,33 +47,52 @@ ESP_INLINE f32x16 load16<bf16>(const bf16* p) {
 
 template <typename T>
 ESP_INLINE void store16(T* p, f32x16 x) {
-  for (int i = 0; i < 16; ++i) p[i] = store<T>(x[i]);
+  if constexpr (sizeof(T) == sizeof(float)) std::memcpy(p, &x, sizeof x);
+  else for (int i = 0; i < 16; ++i) p[i] = store<T>(x[i]);
 }
 
-// Fixed tree over the lanes.
+// Fixed trees over the lanes, by halves of the vector: GCC would take single lanes through memory.
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
+
 ESP_INLINE float sum16(f32x16 x) {
-  float s[8];
-  for (int i = 0; i < 8; ++i) s[i] = x[i] + x[i + 8];
-  for (int w = 4; w > 0; w /= 2)
-    for (int i = 0; i < w; ++i) s[i] += s[i + w];
-  return s[0];
+  f32x8 half[2];
+  std::memcpy(half, &x, sizeof half);
+  const f32x8 eight = half[0] + half[1];
+  f32x4 quarter[2];
+  std::memcpy(quarter, &eight, sizeof quarter);
+  const f32x4 four = quarter[0] + quarter[1];
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+ESP_INLINE float max_of16(f32x16 x) {
+  f32x8 half[2];
+  std::memcpy(half, &x, sizeof half);
+  const f32x8 eight = half[0] > half[1] ? half[0] : half[1];
+  f32x4 quarter[2];
+  std::memcpy(quarter, &eight, sizeof quarter);
+  const f32x4 four = quarter[0] > quarter[1] ? quarter[0] : quarter[1];
+  const float a = four[0] > four[2] ? four[0] : four[2], b = four[1] > four[3] ? four[1] : four[3];
+  return a > b ? a : b;
 }
 
 ESP_INLINE f32x16 max16(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
-// e^x for x <= 0 in softmax: Cody-Waite reduction and a degree-6 polynomial, below 2 ulp; 0 below -87.
+// e^x for x <= 0 in softmax: Cody-Waite reduction and a degree-7 polynomial, below 1 ulp; 0 below -87.33,
+// NaN stays NaN.
 ESP_INLINE f32x16 exp16(f32x16 x) {
-  const f32x16 clamped = max16(x, splat(-87.33f));
+  const f32x16 clamped = x < splat(-87.33f) ? splat(-87.33f) : x;
   const f32x16 shifted = clamped * 1.44269504f + splat(0x1.8p23f);
   const f32x16 n = shifted - splat(0x1.8p23f);
   f32x16 r = clamped - n * 0.693145752f;
   r = r - n * 1.42860677e-6f;
-  f32x16 p = splat(1.3981999507e-3f);
+  f32x16 p = splat(1.9875691500e-4f);
+  p = p * r + splat(1.3981999507e-3f);
   p = p * r + splat(8.3334519073e-3f);
   p = p * r + splat(4.1665795894e-2f);
   p = p * r + splat(1.6666665459e-1f);
   p = p * r + splat(5.0000001201e-1f);
-  p = p * r * r + r + splat(1.0f);
+  p = p * (r * r) + r + splat(1.0f);
   i32x16 exponent;
   std::memcpy(&exponent, &shifted, sizeof exponent);
   exponent = (exponent - 0x4b400000 + 127) << 23;
@@ -80,6 +100,20 @@ ESP_INLINE f32x16 exp16(f32x16 x) {
   std::memcpy(&scale, &exponent, sizeof scale);
   const f32x16 result = p * scale;
   return x < splat(-87.33f) ? f32x16{} : result;
+}
+
+// tanh x: an odd polynomial near 0, where 1 - e^(-2|x|) would cancel; below 2 ulp.
+ESP_INLINE f32x16 tanh16(f32x16 x) {
+  const f32x16 size = x < splat(0.0f) ? -x : x, square = x * x;
+  f32x16 p = splat(-5.70498872745e-3f);
+  p = p * square + splat(2.06390887954e-2f);
+  p = p * square - splat(5.37397155531e-2f);
+  p = p * square + splat(1.33314422036e-1f);
+  p = p * square - splat(3.33332819422e-1f);
+  const f32x16 small = p * square * x + x;
+  const f32x16 e = exp16(size * -2.0f);
+  const f32x16 large = (1.0f - e) / (1.0f + e);
+  return size < splat(0.625f) ? small : x < splat(0.0f) ? -large : large;
 }
 
 }  // namespace esp
