@@ -19,14 +19,13 @@
 #include <new>
 #include <vector>
 
-#include "esp/cpu.h"
 #include "tree_attention_math.h"
 
 namespace esp {
 namespace {
 
 constexpr int64_t kSplit = 512;
-constexpr int64_t kTileRows = 64;      // block rows of a tile: bounds scratch, and the waste of a causal block
+constexpr int64_t kBlockRows = 64;      // block rows of a tile: bounds scratch, and the waste of a causal block
 constexpr int64_t kTileQueries = 512;  // its rows times the query heads of a KV head
 constexpr double kParallelWork = 1 << 20;
 
@@ -90,7 +89,7 @@ Plan plan_of(const TreeAttentionArgs& a) {
       plan.trees.rank[size_t(b * a.rows + r)] = int32_t(real);
       row[real++] = int32_t(r);
     }
-    const int64_t most = std::clamp<int64_t>(kTileQueries / group, 1, kTileRows);
+    const int64_t most = std::clamp<int64_t>(kTileQueries / group, 1, kBlockRows);
     const int64_t tiles = (real + most - 1) / most;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t begin = real * tile / tiles, end = real * (tile + 1) / tiles;
@@ -120,9 +119,7 @@ struct OwnedSums {
   OwnedSums(int64_t queries, int64_t dim)
       : max(floats(queries)), sum(floats(queries)), value(floats(queries * dim)) {}
 
-  Sums of(int64_t query, int64_t dim) const {
-    return {max.get() + query, sum.get() + query, value.get() + query * dim};
-  }
+  operator Sums() const { return {max.get(), sum.get(), value.get()}; }
 };
 
 // Computes units one after the other; its scratch is allocated once.
@@ -130,7 +127,7 @@ template <typename T>
 class Worker {
  public:
   // Of the last unit's queries, over its split alone.
-  Sums sums() const { return partial.of(0, a.dim); }
+  Sums sums() const { return partial; }
 
   Worker(const TreeAttentionArgs& args, const Plan& plan)
       : partial(plan.queries, args.dim), a(args), trees(plan.trees), group(args.q_heads / args.kv_heads),
@@ -301,9 +298,9 @@ class Worker {
   std::vector<int64_t> key_at, value_at;  // of a lane, in elements
   Floats keys, panel, values;             // [64, dim], its transpose, [lanes, dim]
   std::vector<int32_t> lane_of;           // of a block row, -1 if it has none
-  std::array<std::array<int32_t, kChunk>, kTileRows> lane_at;  // of a row's slot
-  std::array<int32_t, kTileRows> low, high;                    // a row sees slots [low, high)
-  std::array<bool, kTileRows> flat;                            // its slots are its lanes
+  std::array<std::array<int32_t, kChunk>, kBlockRows> lane_at;  // of a row's slot
+  std::array<int32_t, kBlockRows> low, high;                    // a row sees slots [low, high)
+  std::array<bool, kBlockRows> flat;                            // its slots are its lanes
 };
 
 // ---------------------------------------------------------------- all units
@@ -315,9 +312,10 @@ void finish(const TreeAttentionArgs& a, const Trees& trees, const Unit& unit, Su
     const int64_t row = trees.row[size_t(unit.batch * a.rows + unit.begin + i / group)];
     const int64_t head = unit.head * group + i % group;
     const int64_t at = (unit.batch * a.rows + row) * a.q_heads + head;
-    if (a.sinks != nullptr) sink(sums, i, a.sinks[head], a.dim);
-    a.lse[at] = sums.max[i] + std::log(sums.sum[i]);
-    divide(sums.value + i * a.dim, sums.sum[i], static_cast<T*>(a.out) + at * a.dim, a.dim);
+    const Sums sum = sums.of(i, a.dim);
+    if (a.sinks != nullptr) add_sink(a.sinks[head], sum, a.dim);
+    a.lse[at] = *sum.max + std::log(*sum.sum);
+    divide(sum.value, *sum.sum, static_cast<T*>(a.out) + at * a.dim, a.dim);
   }
 }
 
@@ -345,7 +343,7 @@ void attend(const TreeAttentionArgs& a) {
     } else {
 #pragma omp ordered
       {
-        const Sums total = totals.of(unit.head * plan.queries, a.dim);
+        const Sums total = Sums(totals).of(unit.head * plan.queries, a.dim);
         if (unit.first) clear(total, unit.rows * group, a.dim);
         merge(total, worker.sums(), unit.rows * group, a.dim);
         if (unit.last) finish<T>(a, plan.trees, unit, total);
