@@ -12,6 +12,7 @@ from esp_kernels.ops.rms_norm import rms_norm
 from esp_kernels.ops.rope_append import rope_append
 from esp_kernels.ops.swiglu import swiglu
 from esp_kernels.ops.topk_logprobs import topk_logprobs
+from esp_kernels.ops.tree_attention import tree_attention
 from esp_kernels.ops.tree_metadata import tree_metadata
 from esp_kernels.ops.update_probe import update_probe
 from esp_kernels.ops.verify_tree import verify_tree
@@ -30,6 +31,7 @@ __all__ = [
     "rope_append",
     "swiglu",
     "topk_logprobs",
+    "tree_attention",
     "tree_metadata",
     "update_probe",
     "verify_tree",

@@ -19,7 +19,8 @@ typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
-ESP_INLINE f32x16 splat(float x) { return x - f32x16{}; }
+// A sum, since GCC builds the vector lane by lane where it can fold the operation away.
+ESP_INLINE f32x16 splat(float x) { return x + f32x16{}; }
 
 // GCC keeps a vector that is wider than a register in memory, so a kernel that must be fast without AVX-512
 // is a template over its vector type: f32x16 where wide_registers(), f32xn elsewhere.
@@ -74,7 +75,8 @@ ESP_INLINE f32x16 load16<bf16>(const bf16* p) {
 
 template <typename T>
 ESP_INLINE void store16(T* p, f32x16 x) {
-  for (int i = 0; i < 16; ++i) p[i] = store<T>(x[i]);
+  if constexpr (sizeof(T) == sizeof(float)) std::memcpy(p, &x, sizeof x);
+  else for (int i = 0; i < 16; ++i) p[i] = store<T>(x[i]);
 }
 
 // The last n < 16 elements of a row go through the same lanes as all others, so that they get the same bits.
@@ -101,12 +103,13 @@ ESP_INLINE float sum16(f32x16 x) {
 
 ESP_INLINE f32x16 max16(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
-// e^x for x <= 0 in softmax: Cody-Waite reduction and a degree-7 polynomial, about 1 ulp; 0 below -87.7.
+// e^x for x <= 0 in softmax: Cody-Waite reduction and a degree-7 polynomial, about 1 ulp; 0 below -87.7,
+// and NaN stays NaN.
 // V is float or a vector of them, I is int32_t in the same shape.
 template <typename V, typename I>
 ESP_INLINE V exp_nonpositive(V x) {
   const V low = V{} - 88.0f;  // where the scale below is 0
-  const V clamped = x > low ? x : low;
+  const V clamped = x < low ? low : x;
   const V shifted = clamped * 1.44269504f + 0x1.8p23f;
   const V n = shifted - 0x1.8p23f;
   V r = clamped - n * 0.693145752f;
@@ -116,7 +119,7 @@ ESP_INLINE V exp_nonpositive(V x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
+  p = p * (r * r) + r + 1.0f;
   I exponent;
   std::memcpy(&exponent, &shifted, sizeof exponent);
   exponent = (exponent - 0x4b400000 + 127) << 23;
