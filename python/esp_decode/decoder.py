@@ -1,0 +1,265 @@
+"""What people use: a model, a drafter, and text."""
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from esp_decode.drafters import DRAFTERS, ArDrafter, Drafter, EspDrafter
+from esp_decode.loop import decode
+from esp_decode.model import Model
+from esp_decode.probe import DEFAULT_LAM, PROBES
+from esp_decode.tree import TreeShape
+from esp_decode.weights import checkpoint_folder, load_model, load_tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# Rows that ride along for (nearly) nothing while a step is bound by reading the weights.
+DEFAULT_BUDGET = {"cpu": 10, "cuda": 60}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished prompt. output_ids ends with the end token if the model gave it; text leaves it out.
+
+    decode_calls counts the forwards after prefill, which commits the first token.
+    """
+
+    prompt_ids: list[int]
+    output_ids: list[int]
+    text: str
+    decode_calls: int
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.output_ids)
+
+    @property
+    def tau(self) -> float:
+        """Acceptance length: tokens committed per decode call (paper, Section 4)."""
+        return (self.new_tokens - 1) / self.decode_calls if self.decode_calls else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return (self.new_tokens - 1) / self.decode_seconds if self.decode_calls else 0.0
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """How drafts are made; `shape` is None for plain decoding."""
+
+    drafter: str
+    shape: TreeShape | None
+    probe: str
+    lam: float
+    prune: bool
+
+    @classmethod
+    def check(
+        cls,
+        device: str,
+        drafter: str = "esp",
+        budget: int | None = None,
+        masks: int = 1,
+        tree: str = "dynamic",
+        prune: bool = True,
+        probe: str = "vocab-mean",
+        lam: float | None = None,
+    ) -> "DraftOptions":
+        """Raises ValueError with one sentence when an option is off or does not fit another."""
+        if drafter not in DRAFTERS:
+            raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
+        if probe not in PROBES:
+            raise ValueError(f"probe must be one of {', '.join(PROBES)}, got {probe!r}")
+        if lam is None:
+            lam = 0.0 if probe == "vocab-mean" else DEFAULT_LAM
+        if not 0 <= lam <= 1:
+            raise ValueError(f"lam must be 0 to 1, got {lam}")
+        shape = TreeShape.parse(tree, budget, masks, DEFAULT_BUDGET.get(device, DEFAULT_BUDGET["cuda"]))
+        return cls(drafter, None if drafter == "ar" else shape, probe, lam, prune)
+
+    def drafter_for(self, model: Model, prompt: torch.Tensor) -> Drafter:
+        if self.shape is None:
+            return ArDrafter(model, prompt)
+        return EspDrafter(model, prompt, self.shape, self.probe, self.lam, self.prune)
+
+
+class Decoder:
+    """Generates text with ESP, token for token what plain greedy decoding gives.
+
+    >>> decoder = Decoder.from_pretrained("smollm2", drafter="esp", budget=30)
+    >>> print(decoder.generate("Why is the sky blue?").text)
+    """
+
+    def __init__(self, model: Model, tokenizer: Any, options: DraftOptions, model_name: str):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.options = options
+        self.model_name = model_name
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str = "smollm2",
+        *,
+        dtype: str | None = None,
+        device: str | None = None,
+        threads: int | None = None,
+        **draft_options: Any,
+    ) -> "Decoder":
+        """Loads a model: "smollm2" (the demo), a folder, a hub id, or a .gguf file.
+
+        dtype          "float32", "bfloat16" or "float16"; by default bfloat16 where the device multiplies it
+                       natively, else float32
+        device         "cpu" or "cuda"; by default cuda if there is a card
+        threads        CPU threads of the whole process
+        draft_options  drafter ("esp", "ar"), budget (rows of a block), masks, tree ("dynamic",
+                       "static:15,4"), prune, probe, lam: see DraftOptions.check
+        """
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device not in DEFAULT_BUDGET:
+            raise ValueError(f"device must be one of {', '.join(DEFAULT_BUDGET)}, got {device!r}")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device 'cuda' is not available on this machine; use 'cpu'")
+        if dtype is None:
+            dtype = _native_dtype(device)
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        if threads is not None:
+            if not 1 <= threads <= 1024:
+                raise ValueError(f"threads must be 1 to 1024, got {threads}")
+            torch.set_num_threads(threads)
+        options = DraftOptions.check(device, **draft_options)
+        folder = checkpoint_folder(model)
+        loaded = load_model(folder, DTYPES[dtype], torch.device(device))
+        return cls(loaded, load_tokenizer(folder), options, model)
+
+    def with_drafter(self, drafter: str, **draft_options: Any) -> "Decoder":
+        """The same model behind other drafts."""
+        options = DraftOptions.check(self.device, drafter=drafter, **draft_options)
+        return Decoder(self.model, self.tokenizer, options, self.model_name)
+
+    @property
+    def device(self) -> str:
+        return self.model.device.type
+
+    @property
+    def dtype(self) -> str:
+        return str(self.model.dtype).removeprefix("torch.")
+
+    def encode(self, prompt: str, *, chat: bool = True) -> list[int]:
+        """Token ids of a prompt; as a user's turn of the chat template if there is one and `chat` is set."""
+        if not prompt.strip():
+            raise ValueError("prompt is empty")
+        if chat and self.tokenizer.chat_template:
+            turns = [{"role": "user", "content": prompt}]
+            text = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.tokenizer(prompt)["input_ids"]
+
+    def generate(
+        self, prompt: str | Sequence[int], *, max_new_tokens: int = 256, chat: bool = True
+    ) -> Generation:
+        """Decodes one prompt, given as text or as token ids (used as they are).
+
+        Stops at the model's end token, at max_new_tokens, or when the model's context is full.
+        """
+        stream = self.stream(prompt, max_new_tokens=max_new_tokens, chat=chat)
+        while True:
+            try:
+                next(stream)
+            except StopIteration as end:
+                return end.value
+
+    def stream(
+        self, prompt: str | Sequence[int], *, max_new_tokens: int = 256, chat: bool = True
+    ) -> Generator[str, None, Generation]:
+        """Yields text as it is committed; returns the Generation."""
+        prompt_ids = self.encode(prompt, chat=chat) if isinstance(prompt, str) else list(prompt)
+        limit = self._check_sizes(prompt_ids, max_new_tokens)
+        return self._stream(prompt_ids, limit)
+
+    def _check_sizes(self, prompt_ids: list[int], max_new_tokens: int) -> int:
+        """How many tokens may be generated."""
+        if not prompt_ids:
+            raise ValueError("prompt is empty")
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        outside = next((t for t in prompt_ids if not 0 <= t < self.model.vocab_size), None)
+        if outside is not None:
+            raise ValueError(f"prompt has token id {outside}, the vocabulary has {self.model.vocab_size}")
+        room = self.model.context - len(prompt_ids)
+        if room < 1:
+            raise ValueError(
+                f"prompt has {len(prompt_ids)} tokens, the model's context of {self.model.context} "
+                f"leaves no room to generate"
+            )
+        return min(max_new_tokens, room)
+
+    def _stream(self, prompt_ids: list[int], limit: int) -> Generator[str, None, Generation]:
+        text = TextStream(self.tokenizer)
+        output: list[int] = []
+        calls = -1
+        started = time.perf_counter()
+        prefilled = started
+        for tokens in self._committed(prompt_ids, limit):
+            calls += 1
+            output += tokens
+            if calls == 0:
+                prefilled = time.perf_counter()
+            yield text.push(tokens)
+        decoded = time.perf_counter()
+        yield text.rest()
+        return Generation(prompt_ids, output, text.text, calls, prefilled - started, decoded - prefilled)
+
+    def _committed(self, prompt_ids: list[int], limit: int) -> Generator[list[int], None, None]:
+        """The tokens of each forward, cut behind the end token and at `limit` tokens."""
+        prompt = torch.tensor([prompt_ids], dtype=torch.int32, device=self.model.device)
+        drafter = self.options.drafter_for(self.model, prompt)
+        capacity = len(prompt_ids) + limit + drafter.rows + drafter.masks
+        for committed in decode(self.model, drafter, prompt, capacity):
+            tokens = [t for t in committed[0].tolist() if t >= 0][:limit]
+            end = next((i for i, t in enumerate(tokens) if t in self.model.eos_token_ids), None)
+            if end is not None:
+                yield tokens[: end + 1]
+                return
+            yield tokens
+            limit -= len(tokens)
+            if limit == 0:
+                return
+
+
+class TextStream:
+    """Detokenises piece by piece: a piece is given out once later tokens can no longer change it."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self.text = ""
+
+    def push(self, tokens: list[int]) -> str:
+        self._ids += tokens
+        whole = self._decode()
+        return "" if whole.endswith("�") else self._advance(whole)
+
+    def rest(self) -> str:
+        return self._advance(self._decode())
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._ids, skip_special_tokens=True)
+
+    def _advance(self, whole: str) -> str:
+        piece = whole[len(self.text) :]
+        self.text = whole
+        return piece
+
+
+def _native_dtype(device: str) -> str:
+    if device == "cuda":
+        return "bfloat16"
+    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"

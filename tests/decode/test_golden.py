@@ -1,0 +1,44 @@
+"""The demo model against outputs and decode calls from an independent replay (tests/data/README.md)."""
+
+import os
+
+import pytest
+
+from .conftest import golden
+
+CASES = golden()
+PROBES = {
+    "vocab-mean": {"probe": "vocab-mean"},
+    "prompt-mean, lambda 0": {"probe": "prompt-mean", "lam": 0.0},
+    "prompt-mean, lambda 0.1": {"probe": "prompt-mean", "lam": 0.1},
+}
+TREES = ["4", "14", "29", "7,2", "15,4", "7,5,3"]
+GRID = [(p, t) for p in PROBES for t in TREES]
+
+
+def chosen(probe: str, tree: str) -> list[int]:
+    """Which prompts are decoded: all with ESP_GOLDEN=all, else one for each probe and tree, all different."""
+    if os.environ.get("ESP_GOLDEN") == "all":
+        return list(range(len(CASES)))
+    return [GRID.index((probe, tree))]
+
+
+@pytest.mark.parametrize(("probe", "tree"), GRID)
+def test_outputs_and_decode_calls(probe, tree, smollm2):
+    decoder = smollm2.with_drafter(
+        "esp", tree=f"static:{tree}", masks=tree.count(",") + 1, prune=False, **PROBES[probe]
+    )
+    for index in chosen(probe, tree):
+        case = CASES[index]
+        result = decoder.generate(case["prompt_ids"], max_new_tokens=100)
+        assert result.output_ids == case["output_ids"], index
+        assert result.decode_calls == case["decode_calls"][probe][tree], index
+
+
+def test_plain_decoding_of_every_prompt_starts_right(smollm2):
+    """The first tokens of all prompts; whole outputs are covered above."""
+    plain = smollm2.with_drafter("ar")
+    for case in CASES:
+        result = plain.generate(case["prompt_ids"], max_new_tokens=8)
+        assert result.output_ids == case["output_ids"][:8]
+        assert result.decode_calls == len(result.output_ids) - 1

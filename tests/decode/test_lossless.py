@@ -1,0 +1,77 @@
+"""Tree decoding equals plain decoding bit for bit, and transformers' greedy decoding token for token."""
+
+import pytest
+import torch
+
+from .conftest import TINY, golden, ids_decoder
+
+DRAFTS = [
+    {"tree": "dynamic", "masks": 1, "budget": 10},
+    {"tree": "dynamic", "masks": 2, "budget": 30},
+    {"tree": "dynamic", "masks": 3, "budget": 60},
+    {"tree": "static:4", "masks": 1},
+    {"tree": "static:7,2", "masks": 2, "prune": False},
+    {"tree": "static:7,5,3", "masks": 3},
+    {"tree": "static:1", "masks": 1},
+    {"tree": "static:1,1,1", "masks": 3},
+]
+
+
+def prompt(length: int) -> list[int]:
+    return torch.randint(1, 128, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+def transformers_greedy(folder, prompt_ids: list[int], new_tokens: int) -> list[int]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    out = model.generate(torch.tensor([prompt_ids]), max_new_tokens=new_tokens, do_sample=False)
+    return out[0, len(prompt_ids) :].tolist()
+
+
+@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("length", [1, 70])
+def test_every_family_equals_transformers(kind, length, tiny_folder):
+    """70 tokens are more than the windows of 24 hold."""
+    folder, ids = tiny_folder(kind), prompt(length)
+    expected = transformers_greedy(folder, ids, 48)
+    plain = ids_decoder(folder, drafter="ar").generate(ids, max_new_tokens=48)
+    assert plain.output_ids == expected
+    for options in DRAFTS:
+        result = ids_decoder(folder, **options).generate(ids, max_new_tokens=48)
+        assert result.output_ids == expected, options
+        assert result.decode_calls <= plain.decode_calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("probe", ["prompt-mean", "vocab-mean", "last-k", "sample"])
+def test_every_dtype_and_probe_equals_plain_decoding(dtype, probe, tiny_folder):
+    folder, ids = tiny_folder("qwen3"), prompt(33)
+    plain = ids_decoder(folder, dtype, drafter="ar").generate(ids, max_new_tokens=64)
+    for options in DRAFTS:
+        result = ids_decoder(folder, dtype, probe=probe, **options).generate(ids, max_new_tokens=64)
+        assert result.output_ids == plain.output_ids, options
+
+
+def test_drafts_are_accepted(tiny_folder):
+    """The tests above also exercise commits off the first branch: on these models drafts do come true."""
+    result = ids_decoder(tiny_folder("tied"), tree="dynamic", masks=1, budget=60).generate(
+        prompt(70), max_new_tokens=48
+    )
+    assert result.decode_calls < 47
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tree": "dynamic", "masks": 1, "budget": 10},
+        {"tree": "dynamic", "masks": 1, "budget": 30},
+        {"tree": "dynamic", "masks": 2, "budget": 30},
+        {"tree": "dynamic", "masks": 3, "budget": 60},
+        {"tree": "static:15,4", "masks": 2, "budget": 60},
+    ],
+)
+def test_demo_model(options, smollm2):
+    for case in golden()[-2:]:
+        result = smollm2.with_drafter("esp", **options).generate(case["prompt_ids"], max_new_tokens=100)
+        assert result.output_ids == case["output_ids"]
