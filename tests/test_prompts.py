@@ -2,12 +2,13 @@ import json
 import os
 
 import pytest
+from esp_decode.prompts import from_file, from_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esp_decode.prompts import from_file, from_text
-
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(str.strip)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
+    str.strip
+)
 
 
 @pytest.fixture
@@ -66,7 +67,10 @@ def test_the_suffix_or_the_first_line_makes_it_json_lines(write):
         ("[" * 100_000, "not valid JSON: nested too deeply"),
         ("[1, 2]", "expected a JSON object, got list"),
         ("{}", "expected one of turns, prompt and prompt_ids, got none"),
-        ('{"prompt": "a", "turns": ["b"]}', "expected one of turns, prompt and prompt_ids, got turns and prompt"),
+        (
+            '{"prompt": "a", "turns": ["b"]}',
+            "expected one of turns, prompt and prompt_ids, got turns and prompt",
+        ),
         ('{"prompt": 3}', "prompt must be a string, got int"),
         ('{"prompt": " \\n"}', "the prompt is empty"),
         ('{"prompt": "\\ud800"}', "the prompt is not valid Unicode text"),

@@ -7,15 +7,9 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
-
-from esp_decode import prompts
-from esp_decode.prompts import Prompt
-
-if TYPE_CHECKING:
-    from esp_decode.decoder import Decoder, Generation
+from typing import NoReturn, TextIO
 
 EXAMPLES = """examples:
   esp generate --prompt "Why is the sky blue?"
@@ -65,7 +59,7 @@ def _count(text: str) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="esp", description="Training-free multi-token prediction with a frozen language model.")
+    parser = Parser(prog="esp", description="Training-free multi-token prediction with a frozen model.")
     commands = parser.add_subparsers(required=True, metavar="generate|doctor")
     _add_generate(
         commands.add_parser(
@@ -106,7 +100,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         default="vocab-mean",
         help="what the mask embedding starts from; default: %(default)s",
     )
-    add("--lam", type=float, metavar="L", help="how fast the mask embedding follows the output, 0 to 1")
+    add(
+        "--lam",
+        type=float,
+        metavar="L",
+        help="how fast it follows the output, 0 to 1; default: 0.1, 0 for vocab-mean",
+    )
     add("--max-new-tokens", type=_count, default=256, metavar="N", help="default: %(default)s")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="default: what suits the device")
     add("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
@@ -117,70 +116,14 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_generate)
 
 
+def _generate(arguments: argparse.Namespace, out: TextIO) -> None:
+    from esp_decode.generate import generate
+
+    generate(arguments, out)
+
+
 def _doctor(arguments: argparse.Namespace, out: TextIO) -> None:
     from esp_decode import doctor
 
     found = doctor.examine()
     out.write(doctor.as_json(found) if arguments.json else doctor.as_text(found))
-
-
-def _generate(arguments: argparse.Namespace, out: TextIO) -> None:
-    if arguments.prompt_file is None:
-        queue = [prompts.from_text(arguments.prompt)]
-    else:
-        queue = prompts.from_file(arguments.prompt_file)
-    from esp_decode import Decoder, report
-
-    draft = {name: getattr(arguments, name) for name in ("budget", "masks", "tree", "prune", "probe", "lam")}
-    machine = {name: getattr(arguments, name) for name in ("dtype", "device", "threads")}
-    decoder = Decoder.from_pretrained(arguments.model, drafter=arguments.drafter, **draft, **machine)
-    plain = decoder.with_drafter("ar") if arguments.compare else None
-    limits = {"max_new_tokens": arguments.max_new_tokens, "chat": arguments.chat}
-    pairs = []
-    with contextlib.closing(_with_progress(queue, out)) as pending:
-        for prompt in pending:
-            try:
-                if arguments.json:
-                    generation = decoder.generate(prompt.content, **limits)
-                else:
-                    generation = _stream(decoder, prompt, out, limits)
-                reference = plain.generate(prompt.content, **limits) if plain else None
-            except ValueError as error:
-                raise prompt.blame(error) from error
-            if arguments.json:
-                out.write(report.record(decoder, generation, reference))
-                out.flush()
-            if reference:
-                pairs.append((generation, reference))
-    if pairs and not arguments.json:
-        report.print_comparison(decoder, pairs, out)
-
-
-def _stream(decoder: "Decoder", prompt: Prompt, out: TextIO, limits: dict[str, int]) -> "Generation":
-    """Write the text as it is committed."""
-    pieces = decoder.stream(prompt.content, **limits)
-    while True:
-        try:
-            out.write(next(pieces))
-        except StopIteration as end:
-            out.write("\n")
-            return end.value
-        finally:
-            out.flush()
-
-
-def _with_progress(queue: list[Prompt], out: TextIO) -> Iterator[Prompt]:
-    """The prompts in order; on stderr how far we are, when there are several."""
-    if len(queue) == 1:
-        yield from queue
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    if out.isatty():  # a moving bar and streaming text cannot share a terminal
-        for number, prompt in enumerate(queue, 1):
-            console.rule(f"prompt {number} of {len(queue)}")
-            yield prompt
-    else:
-        yield from track(queue, "decoding", console=console, auto_refresh=False)

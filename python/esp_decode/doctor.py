@@ -7,13 +7,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# What each clone of the CPU kernels (csrc/include/esp/cpu.h) needs, in the words of /proc/cpuinfo; best first.
+# What the clones of the CPU kernels (csrc/include/esp/cpu.h) need, in /proc/cpuinfo's words; best first.
 V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
 CLONES = {
     "x86-64-v4": V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": V3,
 }
-TOLD = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_bf16", "asimd", "sve")
+TOLD = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve")
 
 
 def examine() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Prompts from the command line and from files. A file is read and judged whole before anything is decoded."""
+"""Prompts from the command line and from files. A file is judged whole, before anything is decoded."""
 
 import json
 from dataclasses import dataclass
@@ -14,10 +14,6 @@ class Prompt:
 
     content: str | list[int]
     where: str = ""
-
-    def blame(self, error: ValueError) -> ValueError:
-        """The error, with the place that the prompt came from."""
-        return ValueError(f"{self.where}{error}")
 
 
 def from_text(text: str, where: str = "") -> Prompt:
@@ -43,7 +39,7 @@ def from_file(path: Path) -> list[Prompt]:
         if not lines:
             raise ValueError(f"{path} holds no prompt")
         return [_from_line(line, f"{path}, line {number}: ") for number, line in lines]
-    return [from_text(text.removesuffix("\n").removesuffix("\r"), f"{path}: ")]
+    return [from_text(text.removesuffix("\r\n" if text.endswith("\r\n") else "\n"), f"{path}: ")]
 
 
 def _read(path: Path) -> str:

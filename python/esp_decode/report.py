@@ -1,8 +1,7 @@
 """What a decoded prompt is reported as: one JSON object, and one row of the table that compares."""
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -13,14 +12,15 @@ if TYPE_CHECKING:
 
 
 def record(decoder: "Decoder", generation: "Generation", plain: "Generation | None" = None) -> str:
-    """One line of JSON; a rate that has no value (no decode call was needed) is null.
+    """One line of JSON; plain decoding is a budget of one row without masks, probe or tree.
 
     With `plain`, the same prompt decoded without drafts, also exact, speedup (plain wall time over this one,
     prefill and decode) and ar_tokens_per_second.
     """
+    options, shape = decoder.options, decoder.options.shape
     entry: dict[str, Any] = {
-        "prompt_ids": list(generation.prompt_ids),
-        "output_ids": list(generation.output_ids),
+        "prompt_ids": generation.prompt_ids,
+        "output_ids": generation.output_ids,
         "text": generation.text,
         "new_tokens": generation.new_tokens,
         "decode_calls": generation.decode_calls,
@@ -28,11 +28,11 @@ def record(decoder: "Decoder", generation: "Generation", plain: "Generation | No
         "prefill_seconds": generation.prefill_seconds,
         "decode_seconds": generation.decode_seconds,
         "tokens_per_second": generation.tokens_per_second,
-        "drafter": decoder.drafter,
-        "budget": decoder.budget,
-        "masks": decoder.masks,
-        "probe": decoder.probe,
-        "tree": decoder.tree,
+        "drafter": options.drafter,
+        "budget": shape.budget if shape else 1,
+        "masks": shape.masks if shape else 0,
+        "probe": options.probe if shape else None,
+        "tree": str(shape) if shape else None,
         "dtype": decoder.dtype,
         "device": decoder.device,
         "model": decoder.model_name,
@@ -41,12 +41,11 @@ def record(decoder: "Decoder", generation: "Generation", plain: "Generation | No
         entry["exact"] = exact(generation, plain)
         entry["speedup"] = speedup([(generation, plain)])
         entry["ar_tokens_per_second"] = plain.tokens_per_second
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
-    return json.dumps(finite, allow_nan=False) + "\n"
+    return json.dumps(entry, allow_nan=False) + "\n"
 
 
 def exact(generation: "Generation", plain: "Generation") -> bool:
-    return list(generation.output_ids) == list(plain.output_ids)
+    return generation.output_ids == plain.output_ids
 
 
 def speedup(pairs: "Sequence[Pair]") -> float:
@@ -58,20 +57,8 @@ def _seconds(generations: "Iterable[Generation]") -> float:
     return sum(g.prefill_seconds + g.decode_seconds for g in generations)
 
 
-def _tau(generations: "Sequence[Generation]") -> float:
-    called = [g for g in generations if g.decode_calls]
-    calls = sum(g.decode_calls for g in called)
-    return sum(g.tau * g.decode_calls for g in called) / calls if calls else math.nan
-
-
-def _rate(generations: "Sequence[Generation]") -> float:
-    timed = [g for g in generations if g.decode_calls]
-    seconds = sum(g.decode_seconds for g in timed)
-    return sum(g.tokens_per_second * g.decode_seconds for g in timed) / seconds if seconds else math.nan
-
-
-def _cell(value: float, places: int) -> str:
-    return f"{value:.{places}f}" if math.isfinite(value) else "-"
+def _ratio(decoded: int, per: float, places: int) -> str:
+    return f"{decoded / per:.{places}f}" if decoded else "-"
 
 
 def _row(name: str, pairs: "Sequence[Pair]") -> list[str]:
@@ -80,21 +67,29 @@ def _row(name: str, pairs: "Sequence[Pair]") -> list[str]:
     return [
         name,
         str(sum(g.new_tokens for g in drafted)),
-        _cell(_tau(drafted), 2),
-        _cell(_rate(drafted), 1),
-        _cell(_rate(plain), 1),
+        _ratio(_decoded(drafted), sum(g.decode_calls for g in drafted), 2),
+        _ratio(_decoded(drafted), sum(g.decode_seconds for g in drafted), 1),
+        _ratio(_decoded(plain), sum(g.decode_seconds for g in plain), 1),
         f"{speedup(pairs):.2f}x",
         f"{same} of {len(pairs)}" if len(pairs) > 1 else "yes" if same else "NO",
     ]
 
 
+def _decoded(generations: "Sequence[Generation]") -> int:
+    """Tokens that decode calls committed; the first of each prompt is prefill's."""
+    return sum(g.new_tokens - 1 for g in generations)
+
+
 def print_comparison(decoder: "Decoder", pairs: "Sequence[Pair]", out: TextIO) -> None:
     """A table with a row a prompt, the total where there are several, and what went worse than plainly."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    setting = f"{decoder.model_name}, {decoder.dtype} on {decoder.device}, {decoder.drafter}"
-    table = Table(title=f"{setting}: budget {decoder.budget}, masks {decoder.masks}")
+    shape = decoder.options.shape
+    draft = "" if shape is None else f", tree {shape}, budget {shape.budget}, masks {shape.masks}"
+    setting = f"{decoder.model_name}, {decoder.dtype} on {decoder.device}, {decoder.options.drafter}{draft}"
+    table = Table(title=escape(setting))
     for column in ("prompt", "tokens", "tau", "tokens/s", "plain tokens/s", "S/R", "exact"):
         table.add_column(column, justify="right")
     for number, pair in enumerate(pairs, 1):
@@ -104,14 +99,9 @@ def print_comparison(decoder: "Decoder", pairs: "Sequence[Pair]", out: TextIO) -
     console = Console(file=out, highlight=False)
     console.print()
     console.print(table)
-    for sentence in _confessions(pairs):
-        console.print(sentence)
-
-
-def _confessions(pairs: "Sequence[Pair]") -> Iterator[str]:
-    slower = sum(speedup([pair]) < 1 for pair in pairs)
-    different = sum(not exact(*pair) for pair in pairs)
-    if slower:
-        yield f"Decoding with drafts was slower than plain decoding on {slower} of {len(pairs)} prompts."
-    if different:
-        yield f"The output differs from that of plain decoding on {different} of {len(pairs)} prompts."
+    for verdict, count in (
+        ("Decoding with drafts was slower than plain decoding", sum(speedup([pair]) < 1 for pair in pairs)),
+        ("The output differs from that of plain decoding", sum(not exact(*pair) for pair in pairs)),
+    ):
+        if count:
+            console.print(verdict + (f" on {count} of {len(pairs)} prompts." if len(pairs) > 1 else "."))
