@@ -235,27 +235,37 @@ class Decoder:
 
 
 class TextStream:
-    """Detokenises piece by piece: a piece is given out once later tokens can no longer change it."""
+    """Detokenises piece by piece; a piece is held back while it ends within a character.
+
+    Only the tokens since the last piece are decoded again, behind those of the piece before it, which tell
+    how the new ones join on.
+    """
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
+        self._before: list[int] = []
+        self._pending: list[int] = []
         self.text = ""
 
     def push(self, tokens: list[int]) -> str:
-        self._ids += tokens
-        whole = self._decode()
-        return "" if whole.endswith("�") else self._advance(whole)
+        self._pending += tokens
+        piece = self._piece()
+        return "" if piece.endswith("\ufffd") else self._advance(piece)
 
     def rest(self) -> str:
-        return self._advance(self._decode())
+        return self._advance(self._piece())
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._ids, skip_special_tokens=True)
+    def _piece(self) -> str:
+        known = self._decode(self._before)
+        return self._decode(self._before + self._pending)[len(known) :]
 
-    def _advance(self, whole: str) -> str:
-        piece = whole[len(self.text) :]
-        self.text = whole
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _advance(self, piece: str) -> str:
+        if self._pending:
+            self._before, self._pending = self._pending, []
+        self.text += piece
         return piece
 
 

