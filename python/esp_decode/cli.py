@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -14,26 +15,17 @@ from typing import NoReturn, TextIO
 EXAMPLES = """examples:
   esp generate --prompt "Why is the sky blue?"
   esp generate --prompt "Count to twenty." --compare
-  esp generate --prompt-file questions.jsonl --masks 2 --tree static:15,4 --budget 60 --json > answers.jsonl
-  esp generate --model Qwen/Qwen3-0.6B --device cuda --dtype bfloat16 --prompt "def fib(n):" --no-chat
+  esp generate --prompt-file questions.jsonl --tree static:15,4 --masks 2 --json > answers.jsonl
+  esp generate --model Qwen/Qwen3-0.6B --device cuda --no-chat --prompt "def fib(n):"
 """
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are ValueErrors, reported like any other bad input."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see {self.prog} --help)")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 2 on bad input, 130 on Ctrl-C, 141 on a closed stdout."""
+    """Run one command. Returns the exit status: 0, 2 on bad input, 130 on Ctrl-C, 141 on a closed stdout."""
     out = sys.stdout
     try:
-        arguments = _parser().parse_args(argv)
-        with contextlib.redirect_stdout(sys.stderr):  # a library that prints must not break into the output
-            arguments.command(arguments, out)
+        _run(argv, out)
         out.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # the interpreter flushes once more at exit
@@ -44,7 +36,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"{error.name} is not installed; pip install 'esp-kernels[decode]' brings it")
     except (ValueError, OSError) as error:
         return _complain(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        return _complain(f"not enough memory: {error}")
     return 0
+
+
+def _run(argv: Sequence[str] | None, out: TextIO) -> None:
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit:  # after --help
+        return
+    # A library that prints must not break into what is written to `out`.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        arguments.command(arguments, out)
 
 
 def _complain(sentence: str) -> int:
@@ -52,10 +59,15 @@ def _complain(sentence: str) -> int:
     return BAD_INPUT
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print("esp: warning:", message, file=sys.stderr)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are ValueErrors, reported like any other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see {self.prog} --help)")
 
 
 def _parser() -> Parser:
@@ -65,54 +77,53 @@ def _parser() -> Parser:
         commands.add_parser(
             "generate",
             help="decode prompts",
-            description="Decode prompts; the text is printed as it is committed.",
+            description="Decode prompts, many tokens a forward; the text is printed as it is committed.",
             epilog=EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
-    sentence = "Tell what this machine can run: versions, CPU, GPU, backends, the demo model."
-    doctor = commands.add_parser("doctor", help="tell what this machine can run", description=sentence)
+    sentence = "tell what this machine can run: versions, CPU, GPU, backends, the demo model"
+    doctor = commands.add_parser("doctor", help=sentence, description=f"{sentence.capitalize()}.")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(command=_doctor)
     return parser
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    def add(name: str, help: str, **kind: object) -> None:
+        parser.add_argument(name, help=help, **kind)  # type: ignore[arg-type]
+
     flag = argparse.BooleanOptionalAction
-    add("--model", default="smollm2", metavar="smollm2|FOLDER|HUB_ID|FILE.gguf", help="default: %(default)s")
+    probes = ("prompt-mean", "vocab-mean", "last-k", "sample")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="the prompt")
     source.add_argument(
         "--prompt-file",
         type=Path,
         metavar="FILE",
-        help="a text file (one prompt), or JSON lines with turns (the first is used), prompt or prompt_ids",
+        help="text, or JSON lines with turns, prompt or prompt_ids",
     )
-    add("--drafter", choices=("esp", "ar"), default="esp", help="ar decodes plainly; default: %(default)s")
-    add("--budget", type=_count, metavar="BC", help="rows in a forward; default: what suits the device")
-    add("--masks", type=_count, default=1, metavar="K", help="mask rows a node; default: %(default)s")
-    add("--tree", default="dynamic", metavar="dynamic|static:15,4", help="default: %(default)s")
-    add("--prune", action=flag, default=True, help="no draft token equal to its parent; default: --prune")
-    add(
-        "--probe",
-        choices=("prompt-mean", "vocab-mean", "last-k", "sample"),
-        default="vocab-mean",
-        help="what the mask embedding starts from; default: %(default)s",
-    )
-    add(
-        "--lam",
-        type=float,
-        metavar="L",
-        help="how fast it follows the output, 0 to 1; default: 0.1, 0 for vocab-mean",
-    )
-    add("--max-new-tokens", type=_count, default=256, metavar="N", help="default: %(default)s")
-    add("--dtype", choices=("float32", "bfloat16", "float16"), help="default: what suits the device")
-    add("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    add("--threads", type=_count, metavar="N", help="CPU threads; default: PyTorch's own choice")
-    add("--chat", action=flag, default=True, help="apply the model's chat template; default: --chat")
-    add("--compare", action="store_true", help="decode plainly too; report speed ratio and exact match")
-    add("--json", action="store_true", help="print one JSON object a prompt, and nothing else")
+    add("--model", "smollm2 (the default), a folder, a hub id, a .gguf file", default="smollm2")
+    add("--drafter", "ar decodes plainly (default: esp)", choices=("ar", "esp"), default="esp")
+    add("--budget", "rows of a forward (default: by tree and device)", type=_count, metavar="BC")
+    add("--masks", "mask rows of a node (default: 1)", type=_count, default=1, metavar="K")
+    add("--tree", "dynamic, or static:15,4 by widths (default: dynamic)", default="dynamic")
+    add("--prune", "draft no token twice in a row (default: prune)", action=flag, default=True)
+    add("--probe", "what masks start from (default: vocab-mean)", choices=probes, default="vocab-mean")
+    add("--lam", "how fast masks follow (default: 0.1; vocab-mean: 0)", type=float)
+    add("--max-new-tokens", "tokens to generate (default: 256)", type=_count, default=256, metavar="N")
+    add("--dtype", "default: what is fast here", choices=("float32", "bfloat16", "float16"))
+    add("--device", "default: cuda where there is a card", choices=("cpu", "cuda"))
+    add("--threads", "CPU threads (default: PyTorch's choice)", type=_count, metavar="N")
+    add("--chat", "use the model's chat template (default: chat)", action=flag, default=True)
+    add("--compare", "decode plainly too: speed ratio, exact match", action="store_true")
+    add("--json", "one JSON object a prompt on stdout, nothing else", action="store_true")
     parser.set_defaults(command=_generate)
 
 

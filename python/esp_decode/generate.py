@@ -45,7 +45,7 @@ def generate(arguments: argparse.Namespace, out: TextIO) -> None:
 
 
 def _start(decoder: "Decoder", prompt: Prompt, arguments: argparse.Namespace) -> "Stream":
-    """The prompt's stream. The decoder judges the prompt here, so that all are judged before one is decoded."""
+    """The stream of a prompt, which the decoder judges now: all are judged before one is decoded."""
     try:
         return decoder.stream(prompt.content, max_new_tokens=arguments.max_new_tokens, chat=arguments.chat)
     except ValueError as error:
