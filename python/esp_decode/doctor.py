@@ -99,7 +99,8 @@ def as_text(found: dict[str, Any]) -> str:
     facts = [(name, value or "not installed") for name, value in found["versions"].items()]
     facts.append(("cpu", f"{cpu['name']} ({cpu['architecture']}): {' '.join(cpu['features'])}"))
     facts.append(("threads", f"{threads['torch']} on {threads['cores']} cores"))
-    facts += [("gpu", f"{g['name']}, sm {g['capability']}, {g['memory_gib']} GiB") for g in found["gpus"]]
+    for g in found["gpus"]:
+        facts.append(("gpu", f"{g['name']}, capability {g['capability']}, {g['memory_gib']} GiB"))
     if not found["gpus"]:
         facts.append(("gpu", "none"))
     built = f"built; this CPU runs the {cpu['clone']} clone"

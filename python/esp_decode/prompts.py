@@ -19,11 +19,11 @@ class Prompt:
 def from_text(text: str, where: str = "") -> Prompt:
     """A prompt from a text. ValueError when it is blank or cannot be written as UTF-8."""
     if not text.strip():
-        raise ValueError(f"{where}the prompt is empty")
+        raise ValueError(f"{where}prompt is empty")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{where}the prompt is not valid Unicode text") from None
+        raise ValueError(f"{where}prompt is not valid Unicode text") from None
     return Prompt(text, where)
 
 

@@ -72,11 +72,11 @@ def test_the_suffix_or_the_first_line_makes_it_json_lines(write):
             "expected one of turns, prompt and prompt_ids, got turns and prompt",
         ),
         ('{"prompt": 3}', "prompt must be a string, got int"),
-        ('{"prompt": " \\n"}', "the prompt is empty"),
-        ('{"prompt": "\\ud800"}', "the prompt is not valid Unicode text"),
+        ('{"prompt": " \\n"}', "prompt is empty"),
+        ('{"prompt": "\\ud800"}', "prompt is not valid Unicode text"),
         ('{"turns": "text"}', "turns must be a non-empty list of strings"),
         ('{"turns": []}', "turns must be a non-empty list of strings"),
-        ('{"turns": ["", "b"]}', "the prompt is empty"),
+        ('{"turns": ["", "b"]}', "prompt is empty"),
         ('{"prompt_ids": []}', "prompt_ids must be a non-empty list of integers"),
         ('{"prompt_ids": [1, true]}', "prompt_ids must be a non-empty list of integers"),
         ('{"prompt_ids": [1.0]}', "prompt_ids must be a non-empty list of integers"),
@@ -95,8 +95,8 @@ def test_a_broken_line_is_named_by_its_number(line, sentence, write):
     [
         (b"\xff\xfe\x00", "p.txt", "the prompt file {} is not UTF-8 text"),
         (b"GGUF\0\0\0\3", "p.gguf", "the prompt file {} is not text but binary"),
-        (b"", "p.txt", "{}: the prompt is empty"),
-        (b" \n\n", "p.txt", "{}: the prompt is empty"),
+        (b"", "p.txt", "{}: prompt is empty"),
+        (b" \n\n", "p.txt", "{}: prompt is empty"),
         (b"\n \n", "p.jsonl", "{} holds no prompt"),
     ],
 )
@@ -121,9 +121,9 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_a_prompt_from_the_command_line():
     assert from_text(" why? ").content == " why? "
     for text, sentence in (
-        ("", "the prompt is empty"),
-        (" \t\n", "the prompt is empty"),
-        ("\udcff", "the prompt is not valid Unicode text"),
+        ("", "prompt is empty"),
+        (" \t\n", "prompt is empty"),
+        ("\udcff", "prompt is not valid Unicode text"),
     ):
         with pytest.raises(ValueError, match=f"^{sentence}$"):
             from_text(text)
