@@ -62,11 +62,12 @@ def read_cpuinfo(path: Path = Path("/proc/cpuinfo")) -> tuple[str, set[str]]:
         text = path.read_text()
     except OSError:
         return platform.processor(), set()
-    fields = dict(line.split(":", 1) for line in reversed(text.splitlines()) if ":" in line)
-    fields = {key.strip(): value.strip() for key, value in fields.items()}
-    return fields.get("model name", platform.processor()), set(
-        fields.get("flags", fields.get("Features", "")).split()
-    )
+    first_processor = text.split("\n\n")[0]
+    fields = {
+        k.strip(): v.strip() for k, _, v in (line.partition(":") for line in first_processor.split("\n"))
+    }
+    flags = fields.get("flags") or fields.get("Features", "")
+    return fields.get("model name", platform.processor()), set(flags.split())
 
 
 def clone(flags: set[str]) -> str:

@@ -35,7 +35,7 @@ def from_file(path: Path) -> list[Prompt]:
     """
     text = _read(path)
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if path.suffix in (".jsonl", ".json") or (lines and _is_object(lines[0][1])):
+    if path.suffix.lower() in (".jsonl", ".json") or (lines and _is_object(lines[0][1])):
         if not lines:
             raise ValueError(f"{path} holds no prompt")
         return [_from_line(line, f"{path}, line {number}: ") for number, line in lines]
@@ -60,6 +60,8 @@ def _read(path: Path) -> str:
 def _parse(line: str) -> Any:
     try:
         return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -30,7 +30,7 @@ def test_json_lines_round_trip(entries, data, tmp_path_factory):
         value = [entry, "second"] if key == "turns" else entry
         lines.append(json.dumps({"question_id": 1, key: value}, ensure_ascii=data.draw(st.booleans())))
     ending = data.draw(st.sampled_from(["\n", "\r\n", "\n\n \n"]))
-    path = tmp_path_factory.mktemp("p") / data.draw(st.sampled_from(["p.jsonl", "p.json", "p.txt", "p"]))
+    path = tmp_path_factory.mktemp("p") / data.draw(st.sampled_from(["p.jsonl", "p.JSON", "p.txt", "p"]))
     path.write_bytes(ending.join(lines).encode())
     assert [prompt.content for prompt in from_file(path)] == entries
 
@@ -63,7 +63,7 @@ def test_the_suffix_or_the_first_line_makes_it_json_lines(write):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("{", "not valid JSON: "),
+        ("{", "not valid JSON: Expecting property name enclosed in double quotes at column 2"),
         ("[" * 100_000, "not valid JSON: nested too deeply"),
         ("[1, 2]", "expected a JSON object, got list"),
         ("{}", "expected one of turns, prompt and prompt_ids, got none"),
