@@ -62,10 +62,8 @@ def read_cpuinfo(path: Path = Path("/proc/cpuinfo")) -> tuple[str, set[str]]:
         text = path.read_text()
     except OSError:
         return platform.processor(), set()
-    first_processor = text.split("\n\n")[0]
-    fields = {
-        k.strip(): v.strip() for k, _, v in (line.partition(":") for line in first_processor.split("\n"))
-    }
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].split("\n"))  # the first processor
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
     flags = fields.get("flags") or fields.get("Features", "")
     return fields.get("model name", platform.processor()), set(flags.split())
 
