@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from esp_decode import Decoder
 from esp_decode.decoder import DraftOptions
 from esp_decode.weights import locate_demo

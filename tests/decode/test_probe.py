@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from esp_decode.probe import initial_probe, update_probe
 from esp_decode.weights import load_model
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from esp_decode.tree import TreeShape, chain_block
 
 import esp_kernels
+from esp_decode.tree import TreeShape, chain_block
 
 
 @pytest.mark.parametrize(

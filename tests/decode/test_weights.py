@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 import torch
+
 from esp_decode import Decoder, weights
 from esp_decode.weights import checkpoint_folder, load_config, load_model, locate_demo
 
