@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from esp_decode import Decoder
 from esp_decode.cli import main
 from esp_decode.generate import _with_progress

@@ -3,9 +3,9 @@ import platform
 
 import pytest
 import torch
+
 from esp_decode import doctor, weights
 from esp_decode.cli import main
-
 from esp_kernels import _backend
 from esp_kernels._library import SCHEMAS
 

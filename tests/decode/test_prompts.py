@@ -2,9 +2,10 @@ import json
 import os
 
 import pytest
-from esp_decode.prompts import from_file, from_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from esp_decode.prompts import from_file, from_text
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
     str.strip

@@ -3,6 +3,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+
 from esp_decode.decoder import DraftOptions, Generation
 from esp_decode.report import print_comparison, record, speedup
 
