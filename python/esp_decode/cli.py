@@ -36,8 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"{error.name} is not installed; pip install 'esp-kernels[decode]' brings it")
     except (ValueError, OSError) as error:
         return _complain(str(error))
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+    except MemoryError:
+        return _complain("not enough memory")
+    except RuntimeError as error:  # of PyTorch's allocators
+        if "memory" not in str(error):
             raise
         return _complain(f"not enough memory: {error}")
     return 0
