@@ -3,11 +3,29 @@ draft-tree expansion and what stands between them. Every op works on [B, T, ...]
 
 from esp_kernels import _library
 from esp_kernels._backend import BackendWarning
+from esp_kernels._block import PADDING
+from esp_kernels.ops.commit_kv import commit_kv
+from esp_kernels.ops.embed_block import embed_block
+from esp_kernels.ops.expand_tree import expand_tree
 from esp_kernels.ops.rms_norm import rms_norm
+from esp_kernels.ops.rope_append import rope_append
+from esp_kernels.ops.swiglu import swiglu
+from esp_kernels.ops.tree_metadata import tree_metadata
+from esp_kernels.ops.update_probe import update_probe
+from esp_kernels.ops.verify_tree import verify_tree
 
 _library.register_fallbacks()
 
 __all__ = [
+    "PADDING",
     "BackendWarning",
+    "commit_kv",
+    "embed_block",
+    "expand_tree",
     "rms_norm",
+    "rope_append",
+    "swiglu",
+    "tree_metadata",
+    "update_probe",
+    "verify_tree",
 ]

@@ -56,3 +56,29 @@ def check_index(t: torch.Tensor, name: str, like: torch.Tensor, *dims: int) -> N
     check_dtype(t, name, torch.int32)
     check_shape(t, name, *dims)
     check_contiguous(t, name)
+
+
+def check_like(t: torch.Tensor, name: str, like: torch.Tensor, *dims: int) -> None:
+    """Dense rows on the device of `like`, of its dtype."""
+    check_device(t, name, like)
+    check_dtype(t, name, like.dtype)
+    check_shape(t, name, *dims)
+    check_rows(t, name)
+
+
+def check_slot(cache: torch.Tensor, block_table: torch.Tensor | None, b: int, prefix: int, row: int) -> None:
+    """Row `row` of sequence b's block has a slot in the dense or paged `cache`."""
+    pages, page_size = cache.shape[:2]
+    capacity = page_size if block_table is None else page_size * block_table.shape[1]
+    slot = prefix + row
+    require(prefix >= 0, f"prefix_len[{b}] must be at least 0, got {prefix}")
+    require(
+        slot < capacity,
+        f"prefix_len[{b}] + row {row} must be below the capacity of {capacity} slots, got {slot}",
+    )
+    if block_table is not None:
+        page = int(block_table[b, slot // page_size])
+        require(
+            0 <= page < pages,
+            f"block_table[{b}, {slot // page_size}] must be in 0..{pages - 1}, got {page}",
+        )

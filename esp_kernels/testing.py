@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-PADDING = -2
+from esp_kernels._block import PADDING, ROOT
 
 
 def assert_as_accurate(
@@ -28,7 +28,7 @@ def random_tree(rows: int, rng: random.Random, padding: int = 0, reach: int | No
     """A `parent` row: node 0 is the root, every other hangs from one of the `reach` rows before it, and
     `padding` rows in random places (never row 0) belong to no tree."""
     padded = set(rng.sample(range(1, rows), padding)) if padding else set()
-    parent = [-1]
+    parent = [ROOT]
     for r in range(1, rows):
         earlier = [j for j in range(max(0, r - (reach or rows)), r) if j not in padded] or [0]
         parent.append(PADDING if r in padded else rng.choice(earlier))

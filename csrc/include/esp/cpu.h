@@ -49,6 +49,19 @@ ESP_INLINE void store16(T* p, f32x16 x) {
   for (int i = 0; i < 16; ++i) p[i] = store<T>(x[i]);
 }
 
+// The last n < 16 elements of a row go through the same lanes as all others, so that they get the same bits.
+template <typename T>
+ESP_INLINE f32x16 load_first(const T* p, int64_t n) {
+  f32x16 x = {};
+  for (int64_t i = 0; i < n; ++i) x[i] = load(p[i]);
+  return x;
+}
+
+template <typename T>
+ESP_INLINE void store_first(T* p, f32x16 x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = store<T>(x[i]);
+}
+
 // Fixed tree over the lanes.
 ESP_INLINE float sum16(f32x16 x) {
   float s[8];
