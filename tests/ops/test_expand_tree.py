@@ -91,7 +91,8 @@ def random_levels(levels: int, candidates: int, rng: random.Random) -> list[Leve
     tied, dirty = rng.random() < 0.5, rng.random() < 0.3
     drawn = []
     for _ in range(levels):
-        logprobs = [-rng.randrange(5) / 4 if tied else -rng.expovariate(1) for _ in range(candidates)]
+        above = rng.choice([0.0, 0.0, 0.0, 0.5])
+        logprobs = [above - (rng.randrange(5) / 4 if tied else rng.expovariate(1)) for _ in range(candidates)]
         level = list(zip(rng.sample(range(candidates + 2), candidates), logprobs, strict=True))
         level.sort(key=lambda candidate: -candidate[1])
         for n in range(candidates):
@@ -270,10 +271,10 @@ def test_sums_that_overflow_are_not_drafted(backend):
 
 
 def test_above_zero_counts_as_zero(backend):
-    levels = [[(10, 1e-7), (11, -1.0)], [(20, 0.5), (21, 0.25)]]
-    tokens, parent, _ = esp_kernels.expand_tree(*tensors([1], [levels]), 5, 0, backend=backend)
-    assert tokens.tolist() == [[1, 10, 20, 21, 11]]
-    assert parent.tolist() == [[-1, 0, 1, 1, 0]]
+    levels = [[(10, 1e-7), (11, 0.0)], [(20, 0.5), (21, 0.25)]]
+    tokens, parent, _ = esp_kernels.expand_tree(*tensors([1], [levels]), 6, 0, backend=backend)
+    assert tokens.tolist() == [[1, 10, 11, 20, 21, 20]]
+    assert parent.tolist() == [[-1, 0, 0, 1, 1, 2]]
 
 
 @pytest.mark.parametrize(("batch", "levels", "candidates"), [(0, 2, 3), (2, 0, 3), (2, 3, 0)])

@@ -87,7 +87,7 @@ def test_a_row_does_not_depend_on_its_neighbours(rng):
         assert torch.equal(alone[1][0, :, 0], ancestors[b, :64, 0])
 
 
-@pytest.mark.parametrize("value", [PADDING - 1, -1, 3, 4, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("value", [PADDING - 1, -1, 3, 4, 5, 2**31 - 1, -(2**31)])
 def test_unchecked_values_become_padding(value):
     """Where values cannot be checked without a sync they must do no harm."""
     parent = torch.tensor([[-1, 0, 1, value, 3, 2]], dtype=torch.int32)
