@@ -7,9 +7,11 @@ from esp_kernels._block import PADDING
 from esp_kernels.ops.commit_kv import commit_kv
 from esp_kernels.ops.embed_block import embed_block
 from esp_kernels.ops.expand_tree import expand_tree
+from esp_kernels.ops.linear_rows import linear_rows, pack_linear
 from esp_kernels.ops.rms_norm import rms_norm
 from esp_kernels.ops.rope_append import rope_append
 from esp_kernels.ops.swiglu import swiglu
+from esp_kernels.ops.topk_logprobs import topk_logprobs
 from esp_kernels.ops.tree_metadata import tree_metadata
 from esp_kernels.ops.update_probe import update_probe
 from esp_kernels.ops.verify_tree import verify_tree
@@ -22,9 +24,12 @@ __all__ = [
     "commit_kv",
     "embed_block",
     "expand_tree",
+    "linear_rows",
+    "pack_linear",
     "rms_norm",
     "rope_append",
     "swiglu",
+    "topk_logprobs",
     "tree_metadata",
     "update_probe",
     "verify_tree",

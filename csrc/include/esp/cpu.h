@@ -5,6 +5,7 @@
 // Put ESP_CLONES on the definition of a plain function that holds the loops; every helper it calls must be
 // ESP_INLINE, or it is compiled for the base instruction set only. OpenMP regions stay outside of clones.
 #if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && !defined(ESP_NO_CLONES)
+#define ESP_CLONED 1
 #define ESP_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define ESP_CLONES
@@ -19,6 +20,33 @@ typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
 ESP_INLINE f32x16 splat(float x) { return x - f32x16{}; }
+
+// GCC keeps a vector that is wider than a register in memory, so a kernel that must be fast without AVX-512
+// is a template over its vector type: f32x16 where wide_registers(), f32xn elsewhere.
+#ifdef __x86_64__
+typedef float f32xn __attribute__((vector_size(32)));
+typedef int32_t i32xn __attribute__((vector_size(32)));
+#else
+typedef float f32xn __attribute__((vector_size(16)));
+typedef int32_t i32xn __attribute__((vector_size(16)));
+#endif
+
+inline bool wide_registers() {
+#if defined(ESP_CLONED)
+  return __builtin_cpu_supports("avx512vl");
+#elif defined(__AVX512VL__)
+  return true;
+#else
+  return false;
+#endif
+}
+
+template <typename V>
+ESP_INLINE V load_as(const float* p) {
+  V x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
 
 template <typename T>
 ESP_INLINE f32x16 load16(const T* p) {
@@ -73,26 +101,30 @@ ESP_INLINE float sum16(f32x16 x) {
 
 ESP_INLINE f32x16 max16(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
-// e^x for x <= 0 in softmax: Cody-Waite reduction and a degree-6 polynomial, below 2 ulp; 0 below -87.
-ESP_INLINE f32x16 exp16(f32x16 x) {
-  const f32x16 clamped = max16(x, splat(-87.33f));
-  const f32x16 shifted = clamped * 1.44269504f + splat(0x1.8p23f);
-  const f32x16 n = shifted - splat(0x1.8p23f);
-  f32x16 r = clamped - n * 0.693145752f;
+// e^x for x <= 0 in softmax: Cody-Waite reduction and a degree-7 polynomial, about 1 ulp; 0 below -87.7.
+// V is float or a vector of them, I is int32_t in the same shape.
+template <typename V, typename I>
+ESP_INLINE V exp_nonpositive(V x) {
+  const V low = V{} - 88.0f;  // where the scale below is 0
+  const V clamped = x > low ? x : low;
+  const V shifted = clamped * 1.44269504f + 0x1.8p23f;
+  const V n = shifted - 0x1.8p23f;
+  V r = clamped - n * 0.693145752f;
   r = r - n * 1.42860677e-6f;
-  f32x16 p = splat(1.3981999507e-3f);
-  p = p * r + splat(8.3334519073e-3f);
-  p = p * r + splat(4.1665795894e-2f);
-  p = p * r + splat(1.6666665459e-1f);
-  p = p * r + splat(5.0000001201e-1f);
-  p = p * r * r + r + splat(1.0f);
-  i32x16 exponent;
+  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  I exponent;
   std::memcpy(&exponent, &shifted, sizeof exponent);
   exponent = (exponent - 0x4b400000 + 127) << 23;
-  f32x16 scale;
+  V scale;
   std::memcpy(&scale, &exponent, sizeof scale);
-  const f32x16 result = p * scale;
-  return x < splat(-87.33f) ? f32x16{} : result;
+  return p * scale;
 }
+
+ESP_INLINE f32x16 exp16(f32x16 x) { return exp_nonpositive<f32x16, i32x16>(x); }
 
 }  // namespace esp
