@@ -1,0 +1,5 @@
+import sys
+
+from esp_decode.cli import main
+
+sys.exit(main())

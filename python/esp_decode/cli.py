@@ -1,0 +1,144 @@
+"""The command line: `esp generate` decodes prompts, `esp doctor` tells what this machine can run.
+
+Whatever needs torch is imported inside the commands, so that help and mistakes answer at once.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+EXAMPLES = """examples:
+  esp generate --prompt "Why is the sky blue?"
+  esp generate --prompt "Count to twenty." --compare
+  esp generate --prompt-file questions.jsonl --tree static:15,4 --masks 2 --json > answers.jsonl
+  esp generate --model Qwen/Qwen3-0.6B --device cuda --no-chat --prompt "def fib(n):"
+"""
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0, 2 on bad input, 130 on Ctrl-C, 141 on a closed stdout."""
+    out = sys.stdout
+    try:
+        _run(argv, out)
+        out.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # the interpreter flushes once more at exit
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except ModuleNotFoundError as error:
+        return _complain(f"{error.name} is not installed; pip install 'esp-kernels[decode]' brings it")
+    except (ValueError, OSError) as error:
+        return _complain(str(error))
+    except MemoryError:
+        return _complain("not enough memory")
+    except RuntimeError as error:  # of PyTorch's allocators
+        if "memory" not in str(error):
+            raise
+        return _complain(f"not enough memory: {error}")
+    return 0
+
+
+def _run(argv: Sequence[str] | None, out: TextIO) -> None:
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit:  # after --help
+        return
+    # A library that prints must not break into what is written to `out`.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        arguments.command(arguments, out)
+
+
+def _complain(sentence: str) -> int:
+    print("esp:", " ".join(sentence.split()), file=sys.stderr)
+    return BAD_INPUT
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print("esp: warning:", message, file=sys.stderr)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are ValueErrors, reported like any other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="esp", description="Training-free multi-token prediction with a frozen model.")
+    commands = parser.add_subparsers(required=True, metavar="generate|doctor")
+    _add_generate(
+        commands.add_parser(
+            "generate",
+            help="decode prompts",
+            description="Decode prompts, many tokens a forward; the text is printed as it is committed.",
+            epilog=EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
+    sentence = "tell what this machine can run: versions, CPU, GPU, backends, the demo model"
+    doctor = commands.add_parser("doctor", help=sentence, description=f"{sentence.capitalize()}.")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    def add(name: str, help: str, **kind: object) -> None:
+        parser.add_argument(name, help=help, **kind)  # type: ignore[arg-type]
+
+    flag = argparse.BooleanOptionalAction
+    probes = ("prompt-mean", "vocab-mean", "last-k", "sample")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="the prompt")
+    source.add_argument(
+        "--prompt-file",
+        type=Path,
+        metavar="FILE",
+        help="text, or JSON lines with turns, prompt or prompt_ids",
+    )
+    add("--model", "folder, hub id or .gguf file (default: %(default)s)", default="smollm2")
+    add("--drafter", "ar decodes plainly (default: %(default)s)", choices=("ar", "esp"), default="esp")
+    add("--budget", "rows of a forward (default: by tree and device)", type=_count, metavar="BC")
+    add("--masks", "mask rows of a node (default: %(default)s)", type=_count, default=1, metavar="K")
+    add("--tree", "%(default)s (the default), or static:15,4 by widths", default="dynamic")
+    add("--prune", "draft no token twice in a row (default: on)", action=flag, default=True)
+    add("--probe", "what masks start from (default: %(default)s)", choices=probes, default="vocab-mean")
+    add("--lam", "update rate of masks (default: 0.1; vocab-mean: 0)", type=float)
+    add(
+        "--max-new-tokens", "tokens to generate (default: %(default)s)", type=_count, default=256, metavar="N"
+    )
+    add("--dtype", "default: bfloat16 if native, else float32", choices=("float32", "bfloat16", "float16"))
+    add("--device", "default: cuda where there is a card", choices=("cpu", "cuda"))
+    add("--threads", "CPU threads (default: PyTorch's choice)", type=_count, metavar="N")
+    add("--chat", "use the model's chat template (default: on)", action=flag, default=True)
+    add("--compare", "decode plainly too: speed ratio, exact match", action="store_true")
+    add("--json", "one JSON object a prompt on stdout, nothing else", action="store_true")
+    parser.set_defaults(command=_generate)
+
+
+def _generate(arguments: argparse.Namespace, out: TextIO) -> None:
+    from esp_decode.generate import generate
+
+    generate(arguments, out)
+
+
+def _doctor(arguments: argparse.Namespace, out: TextIO) -> None:
+    from esp_decode import doctor
+
+    found = doctor.examine()
+    out.write(doctor.as_json(found) if arguments.json else doctor.as_text(found))
