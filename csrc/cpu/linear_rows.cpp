@@ -210,18 +210,16 @@ void linear_rows(const LinearRowsArgs& a) {
     const int64_t groups = (tiles.count * machine.rows + kGroup - 1) / kGroup;
     const T* x = static_cast<const T*>(a.x) + done * a.stride_x;
     T* y = static_cast<T*>(a.y) + done * a.n;
-#pragma omp parallel if (tiles.rows * a.k * a.n > 65536)
-    {
-#pragma omp for schedule(static)
-      for (int64_t t = 0; t < tiles.count; ++t) {
-        const int64_t row = tiles.row(t);
-        pack(x + row * a.stride_x, a.stride_x, tiles.row(t + 1) - row, a.k, packed.get() + row * a.k);
-      }
-#pragma omp for collapse(2) schedule(static)
-      for (int64_t g = 0; g < groups; ++g)
-        for (int64_t p = 0; p < panels; ++p)
-          multiply(a, packed.get(), y, tiles, tiles.count * g / groups, tiles.count * (g + 1) / groups, p);
+    // A few rows are packed before the threads meet: waiting for them would cost more.
+#pragma omp parallel for schedule(static) if (tiles.rows * a.k > 16384)
+    for (int64_t t = 0; t < tiles.count; ++t) {
+      const int64_t row = tiles.row(t);
+      pack(x + row * a.stride_x, a.stride_x, tiles.row(t + 1) - row, a.k, packed.get() + row * a.k);
     }
+#pragma omp parallel for collapse(2) schedule(static) if (tiles.rows * a.k * a.n > 65536)
+    for (int64_t g = 0; g < groups; ++g)
+      for (int64_t p = 0; p < panels; ++p)
+        multiply(a, packed.get(), y, tiles, tiles.count * g / groups, tiles.count * (g + 1) / groups, p);
   }
 }
 
