@@ -20,10 +20,10 @@ SANITIZE = os.environ.get("ESP_SANITIZE", "0") == "1"
 def cpu_extension():
     from torch.utils.cpp_extension import CppExtension
 
-    flags = ["-O3", "-std=c++20", "-fopenmp", "-fvisibility=hidden", "-DPy_LIMITED_API=0x030A0000"]
+    flags = ["-O3", "-g0", "-std=c++20", "-fopenmp", "-fvisibility=hidden", "-DPy_LIMITED_API=0x030A0000"]
     links = ["-fopenmp"]
     if SANITIZE:
-        flags += ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-DESP_NO_CLONES"]
+        flags += ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-DESP_NO_CLONES"]
         flags += ["-fno-sanitize-recover=undefined", "-march=x86-64-v3"]
         links += ["-fsanitize=address,undefined"]
     return CppExtension(

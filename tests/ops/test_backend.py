@@ -1,0 +1,70 @@
+"""The choice of a backend, with and without native ops."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import esp_kernels
+from esp_kernels import _backend, _library
+
+WITHOUT_NATIVE = """
+import sys, warnings
+sys.modules["esp_kernels._C"] = None  # importing it fails, as where it was never built
+import torch
+import esp_kernels
+from esp_kernels import _backend
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_NATIVE + script], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_every_op_has_its_files_and_is_exported():
+    for op in _library.SCHEMAS:
+        assert callable(getattr(esp_kernels, op))
+        assert callable(_backend.reference(op))
+
+
+def test_the_native_ops_are_built():
+    assert _backend.native_error is None
+    for op in _library.SCHEMAS:
+        assert _backend.served_by(op, "cpu") == ["cpp", "ref"]
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"esp_kernels::{op}", "CPU")
+
+
+def test_auto_falls_back_to_the_reference_and_says_so_once():
+    done = run(
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always')\n"
+        "    y = [esp_kernels.swiglu(torch.ones(1, 4)) for _ in range(3)]\n"
+        "    esp_kernels.rms_norm(torch.ones(1, 4), torch.ones(4))\n"
+        "assert torch.equal(y[0], esp_kernels.swiglu(torch.ones(1, 4), backend='ref'))\n"
+        "print([str(w.message) for w in said if w.category is esp_kernels.BackendWarning])\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("esp_kernels runs on the PyTorch reference, since native ops are missing") == 1
+
+
+def test_a_named_backend_serves_or_says_why_not():
+    done = run("esp_kernels.swiglu(torch.ones(1, 4), backend='cpp')")
+    assert "ValueError: backend 'cpp' cannot serve swiglu: the native ops are not built" in done.stderr
+
+
+def test_fallbacks_check_their_arguments():
+    done = run("torch.ops.esp_kernels.rms_norm(torch.ones(1, 4), torch.ones(3), 0.0)")
+    assert "ValueError: weight must have shape [4], got [3]" in done.stderr
+
+
+def test_an_unknown_backend():
+    with pytest.raises(ValueError, match="backend must be one of auto, ref, cpp, got 'fast'"):
+        esp_kernels.swiglu(torch.ones(1, 4), backend="fast")
+
+
+def test_cpp_serves_the_cpu_only():
+    with pytest.raises(ValueError, match="backend 'cpp' serves swiglu on cpu only, got a tensor on meta"):
+        esp_kernels.swiglu(torch.ones(1, 4, device="meta"), backend="cpp")
