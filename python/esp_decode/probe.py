@@ -1,4 +1,4 @@
-"""The probe: what the mask rows carry instead of a token's embedding (esp.md's m; paper, Eq. 4 and 5)."""
+"""The probe: what the mask rows carry instead of a token's embedding (m in the paper, Eq. 4 and 5)."""
 
 import torch
 

@@ -3,6 +3,9 @@
 import os
 
 import pytest
+import torch
+
+from esp_decode.loop import prefill
 
 from .conftest import golden
 
@@ -42,3 +45,14 @@ def test_plain_decoding_of_every_prompt_starts_right(smollm2):
         result = plain.generate(case["prompt_ids"], max_new_tokens=8)
         assert result.output_ids == case["output_ids"][:8]
         assert result.decode_calls == len(result.output_ids) - 1
+
+
+def test_the_masks_behind_the_prompt_guess_the_same_tokens(smollm2):
+    """Logits of mask rows, not only their consequences: the five best of each of three masks."""
+    model = smollm2.model
+    options = smollm2.with_drafter("esp", tree="static:7,5,3", masks=3, probe="vocab-mean").options
+    for case in CASES[::5]:
+        prompt = torch.tensor([case["prompt_ids"]], dtype=torch.int32)
+        cache = model.new_cache(1, prompt.shape[1] + 3)
+        _, mask_logits = prefill(model, options.drafter_for(model, prompt), prompt, cache)
+        assert mask_logits[0].topk(5).indices.tolist() == case["first_mask_top5"]
