@@ -111,7 +111,9 @@ def check(
     if window is not None:
         require(window >= 1, f"window must be at least 1, got {window}")
     if softcap is not None:
-        require(softcap > 0 and math.isfinite(softcap), f"softcap must be positive and finite, got {softcap:g}")
+        require(
+            softcap > 0 and math.isfinite(softcap), f"softcap must be positive and finite, got {softcap:g}"
+        )
     if sinks is not None:
         check_device(sinks, "sinks", q)
         check_dtype(sinks, "sinks", torch.float32)
@@ -127,9 +129,7 @@ def _check_tree(ancestors: torch.Tensor, depth: torch.Tensor) -> None:
     rows = depth.shape[1]
     for b, (words, depths) in enumerate(zip(ancestors.tolist(), depth.tolist(), strict=True)):
         for r in range(rows):
-            require(
-                -1 <= depths[r] < rows, f"depth[{b}, {r}] must lie in -1..{rows - 1}, got {depths[r]}"
-            )
+            require(-1 <= depths[r] < rows, f"depth[{b}, {r}] must lie in -1..{rows - 1}, got {depths[r]}")
             bits = [w * 64 + i for w, word in enumerate(words[r]) for i in range(64) if word >> i & 1]
             after = next((j for j in bits if j > r), None)
             require(after is None, f"ancestors[{b}, {r}] names row {after}, after {r}")
