@@ -3,9 +3,9 @@
 // The logical keys of a row are the prefix, then its ancestors by depth, the row itself last. They are summed
 // in chunks of 64 positions and splits of 256, both at absolute multiples, so a row's bits depend on its own
 // keys alone: not on where its ancestors sit in the block, nor on whether they are in the prefix by now.
-//   score    one FMA chain over dim
+//   score    an FMA chain over each 64 of dim
 //   softmax  online, one step a chunk over all of its 64 slots; an unseen slot holds -inf
-//   value    one FMA chain over the seen keys of a split in logical order; splits are merged in order
+//   value    an FMA chain over the seen keys of a chunk; chunks are added and splits merged in order
 #include "esp/tree_attention.h"
 
 #include <omp.h>
@@ -28,7 +28,7 @@ constexpr int64_t kFewQueries = 4;
 constexpr double kParallelWork = 1 << 20;
 
 constexpr auto kInOrder = [] {
-  std::array<int64_t, 256> order{};
+  std::array<int64_t, kChunk> order{};
   for (size_t i = 0; i < order.size(); ++i) order[i] = int64_t(i);
   return order;
 }();
@@ -100,7 +100,9 @@ class Worker {
     const int64_t n = (std::min(lanes - first, kChunk) + 15) / 16 * 16;
     transpose(k(), key_at.data() + first, n, a.dim, panel.get());
     std::fill_n(to, queries * kChunk, 0.0f);
-    multiply(query.get(), a.dim, panel.get(), kChunk, kInOrder.data(), a.dim, to, kChunk, queries, n);
+    for (int64_t d = 0; d < a.dim; d += kChunk)
+      multiply(query.get() + d, a.dim, panel.get() + d * kChunk, kChunk, kInOrder.data(),
+               std::min(a.dim - d, kChunk), to, kChunk, queries, n);
   }
 
   // Every row sees all 64 positions, and they are in the prefix.
@@ -172,8 +174,7 @@ class Worker {
     const int64_t near = up < 0 ? -1 : trees.rank[unit.batch * a.rows + up] - unit.begin;
     int64_t fresh = near < 0 ? cached : std::max<int64_t>(0, end - 1);
     flat[i] = near < 0 || flat[near];
-    if (near < 0) std::copy_n(kInOrder.begin(), kChunk, lane_at[i].begin());
-    else lane_at[i] = lane_at[near];
+    lane_at[i] = near < 0 ? kInOrder : lane_at[near];
     int64_t j = row[i];
     for (int64_t slot = end - 1; slot >= fresh; --slot, j = parent[j])
       if (slot < kChunk) lane_at[i][slot] = j;

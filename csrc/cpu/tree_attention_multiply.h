@@ -98,9 +98,7 @@ template <int N, int R, int C, bool kFetch, typename T>
 ESP_INLINE void multiply_tile(const float* a, int64_t lda, const T* b, int64_t ldb, const int64_t* order, int64_t n,
                               float* c, int64_t ldc) {
   using L = Lanes<N>;
-  typename L::F sums[R][C];
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < C; ++j) sums[r][j] = L::load(c + r * ldc + j * N);
+  typename L::F sums[R][C] = {};
   for (int64_t k = 0; k < n; ++k) {
     const T* row = b + order[k] * ldb;
     typename L::F y[C];
@@ -114,7 +112,7 @@ ESP_INLINE void multiply_tile(const float* a, int64_t lda, const T* b, int64_t l
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int j = 0; j < C; ++j) L::store(c + r * ldc + j * N, sums[r][j]);
+    for (int j = 0; j < C; ++j) L::store(c + r * ldc + j * N, L::load(c + r * ldc + j * N) + sums[r][j]);
 }
 
 // The accumulators of a tile of R rows fill the registers: 16 of 32, 12 of 16, 8 of 16.
@@ -148,8 +146,8 @@ ESP_INLINE void multiply_lanes(const float* a, int64_t lda, const float* b, int6
   multiply_columns<N, false>(a, lda, b, ldb, order, n, c, ldc, rows, columns);
 }
 
-// c [rows, columns] += a [rows, n] times rows order[0..n) of b: per element one FMA chain over n in order,
-// whatever the tile. columns is a multiple of 16.
+// c [rows, columns] += a [rows, n] times rows order[0..n) of b: per element one FMA chain over n in order, from
+// 0, whatever the tile. columns is a multiple of 16.
 ESP_PER_WIDTH(multiply,
               (const float* a, int64_t lda, const float* b, int64_t ldb, const int64_t* order, int64_t n, float* c,
                int64_t ldc, int64_t rows, int64_t columns),

@@ -35,11 +35,11 @@ def tree_attention(
     if sinks is not None:
         sink = sinks.to(wide)[:, None].expand(batch, rows, heads, 1)
         logits = torch.cat([scores, sink], -1)
-    lse = logits.logsumexp(-1)
-    out = torch.einsum("bths,bshd->bthd", torch.exp(scores - lse[..., None]), values)
-
     real = visible.any(-1)[:, :, None]
-    return torch.where(real[..., None], out, 0).to(q.dtype), torch.where(real, lse, -torch.inf)
+    out = torch.einsum("bths,bshd->bthd", logits.softmax(-1)[..., :slots], values)
+    out = torch.where(real[..., None], out, 0).to(q.dtype)
+    lse = torch.where(real, logits.logsumexp(-1), -torch.inf)
+    return out.contiguous(), lse.contiguous()
 
 
 def _by_slot(cache: torch.Tensor, block_table: torch.Tensor | None, slots: int) -> torch.Tensor:
