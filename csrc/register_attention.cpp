@@ -57,7 +57,7 @@ void check_tree(const at::Tensor& ancestors, const at::Tensor& depth) {
         }
       }
       ESP_REQUIRE(named == 0 || (agree && last == r), "ancestors[", b, ", ", r,
-                  "] must name one row of each depth 0, 1, ... up to row ", r, " itself, or none");
+                  "] must name one row of each depth 0, 1, ... up to row ", r, ", or none");
     }
   }
 }

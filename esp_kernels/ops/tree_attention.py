@@ -135,7 +135,7 @@ def _check_tree(ancestors: torch.Tensor, depth: torch.Tensor) -> None:
             require(after is None, f"ancestors[{b}, {r}] names row {after}, after {r}")
             require(
                 not bits or (bits[-1] == r and [depths[j] for j in bits] == list(range(len(bits)))),
-                f"ancestors[{b}, {r}] must name one row of each depth 0, 1, ... up to row {r} itself, or none",
+                f"ancestors[{b}, {r}] must name one row of each depth 0, 1, ... up to row {r}, or none",
             )
 
 

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +11,8 @@ from hypothesis import strategies as st
 
 import esp_kernels
 from esp_kernels.testing import PADDING, assert_as_accurate, paged, poisoned, random_tree, strided
+
+from . import oracle
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -111,7 +112,7 @@ def check_accuracy(case: Block, result: Pair, factor: float = 8.0) -> None:
 
 
 def rows_alone(case: Block, b: int, row: int) -> Block:
-    """The row decoded by itself, after its ancestors were moved into the prefix in the order of their depth."""
+    """The row decoded by itself, after its ancestors were moved into the prefix by depth."""
     prefix, line = case.prefix_len[b], oracle.path(case.parents[b], row)
     slots = [*range(prefix), *(prefix + j for j in line)]
     return dataclasses.replace(
@@ -309,7 +310,7 @@ def test_a_tree_of_several_tiles(backend, rng):
 
 def test_window_goes_by_depth_not_by_row(backend, rng):
     flat = block([80], [[-1, *[0] * 20]], window=2)
-    k, v = flat.poisoned_caches()
+    k, _ = flat.poisoned_caches()
     assert k[0, :79].isnan().all() and not k[0, 79:].isnan().any()
     check_accuracy(flat, flat.run(backend))
     flat.q[:] = flat.q[:, :1]
@@ -494,18 +495,18 @@ PAGES = {"k_cache": torch.zeros(6, 4, 2, 64), "v_cache": torch.zeros(6, 4, 2, 64
         ),
         (
             {"ancestors": words(1, 3, 7)},
-            "ancestors[0, 2] must name one row of each depth 0, 1, ... up to row 2 itself, or none",
+            "ancestors[0, 2] must name one row of each depth 0, 1, ... up to row 2, or none",
         ),
         (
             {"ancestors": words(1, 1, 5)},
-            "ancestors[0, 1] must name one row of each depth 0, 1, ... up to row 1 itself, or none",
+            "ancestors[0, 1] must name one row of each depth 0, 1, ... up to row 1, or none",
         ),
         ({"depth": ints(0, 1)}, "depth must have shape [1, 3], got [1, 2]"),
         ({"depth": ints(0, 1, 3)}, "depth[0, 2] must lie in -1..2, got 3"),
         ({"depth": ints(0, 1, -2)}, "depth[0, 2] must lie in -1..2, got -2"),
         (
             {"depth": ints(0, 1, 2)},
-            "ancestors[0, 2] must name one row of each depth 0, 1, ... up to row 2 itself, or none",
+            "ancestors[0, 2] must name one row of each depth 0, 1, ... up to row 2, or none",
         ),
         ({"block_table": ints(0, 1)[0]}, "block_table must have shape [1, *], got [2]"),
         (PAGES | {"block_table": ints(0, 6)}, "block_table[0, 1] must lie in 0..5, got 6"),

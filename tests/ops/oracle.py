@@ -1,5 +1,5 @@
-"""Tree attention in float64, from `parent` alone: what a row sees is found by walking up, so neither ancestors
-nor depth nor any code under test has a part in it."""
+"""Tree attention in float64, from `parent` alone: what a row sees is found by walking up, so neither
+ancestors nor depth nor any code under test has a part in it."""
 
 from collections.abc import Sequence
 
