@@ -112,3 +112,37 @@ class NoText:
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return ""
+
+
+BYTE_TEMPLATE = "{% for m in messages %}Q: {{ m['content'] }}\n{% endfor %}A:"
+BYTE_CONTEXT = 160
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory) -> str:
+    """A folder with a random model of 256 bytes and an end token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("bytes")
+    alphabet = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE({**alphabet, "<end>": 256}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.chat_template = BYTE_TEMPLATE
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = tiny_config("tied", vocab_size=257, max_position_embeddings=BYTE_CONTEXT)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    def write(*entries: dict, name: str = "p.jsonl") -> str:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        return str(path)
+
+    return write
