@@ -74,8 +74,8 @@ inline void check_contiguous(const at::Tensor& t, const char* name) {
 
 // The last dimension must be dense; the others may have any stride.
 inline void check_rows(const at::Tensor& t, const char* name) {
-  ESP_REQUIRE(t.size(-1) <= 1 || t.stride(-1) == 1, name, " must have stride 1 in its last dimension, got strides ",
-              listed(t.strides()));
+  ESP_REQUIRE(t.size(-1) <= 1 || t.stride(-1) == 1, name,
+              " must have stride 1 in its last dimension, got strides ", listed(t.strides()));
 }
 
 // An int32 tensor on the device of `like`, contiguous.

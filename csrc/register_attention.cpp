@@ -38,15 +38,16 @@ Cache check_cache(const at::Tensor& q, const at::Tensor& k_cache, const at::Tens
   return cache;
 }
 
-// The set bits of a row name one row of each depth 0, 1, ... in order, the row itself last; or there are none.
+// The set bits of a row name one row of each depth 0, 1, ... in order, the row itself last; or there are
+// none.
 void check_tree(const at::Tensor& ancestors, const at::Tensor& depth) {
   const int64_t rows = ancestors.size(1), words = ancestors.size(2);
   const int64_t* word = ancestors.const_data_ptr<int64_t>();
   const int32_t* depths = depth.const_data_ptr<int32_t>();
   for (int64_t b = 0; b < ancestors.size(0); ++b, depths += rows) {
     for (int64_t r = 0; r < rows; ++r) {
-      ESP_REQUIRE(depths[r] >= -1 && depths[r] < rows, "depth[", b, ", ", r, "] must lie in -1..", rows - 1, ", got ",
-                  depths[r]);
+      ESP_REQUIRE(depths[r] >= -1 && depths[r] < rows, "depth[", b, ", ", r, "] must lie in -1..", rows - 1,
+                  ", got ", depths[r]);
       int64_t named = 0, last = -1;
       bool agree = true;
       for (int64_t w = 0; w < words; ++w, ++word) {
@@ -62,8 +63,8 @@ void check_tree(const at::Tensor& ancestors, const at::Tensor& depth) {
   }
 }
 
-void check_slots(const at::Tensor& prefix_len, const std::optional<at::Tensor>& block_table, const Cache& cache,
-                 int64_t rows) {
+void check_slots(const at::Tensor& prefix_len, const std::optional<at::Tensor>& block_table,
+                 const Cache& cache, int64_t rows) {
   const int32_t* prefix = prefix_len.const_data_ptr<int32_t>();
   const int64_t capacity = cache.page_size * cache.max_pages;
   for (int64_t b = 0; b < prefix_len.size(0); ++b) {
@@ -95,9 +96,11 @@ std::tuple<at::Tensor, at::Tensor> tree_attention(
   check_shape(ancestors, "ancestors", {batch, rows, (rows + 63) / 64});
   check_contiguous(ancestors, "ancestors");
   check_index(depth, "depth", q, {batch, rows});
-  ESP_REQUIRE(!scale || (*scale > 0 && std::isfinite(*scale)), "scale must be positive and finite, got ", *scale);
+  ESP_REQUIRE(!scale || (*scale > 0 && std::isfinite(*scale)), "scale must be positive and finite, got ",
+              *scale);
   ESP_REQUIRE(!window || *window >= 1, "window must be at least 1, got ", *window);
-  ESP_REQUIRE(!softcap || (*softcap > 0 && std::isfinite(*softcap)), "softcap must be positive and finite, got ", *softcap);
+  ESP_REQUIRE(!softcap || (*softcap > 0 && std::isfinite(*softcap)),
+              "softcap must be positive and finite, got ", *softcap);
   if (sinks) {
     check_device(*sinks, "sinks", q);
     check_dtype(*sinks, "sinks", at::kFloat);

@@ -38,10 +38,18 @@ template <typename T>
 class Worker {
  public:
   Worker(const TreeAttentionArgs& args, const Plan& plan)
-      : a(args), trees(plan.trees), group(args.q_heads / args.kv_heads), query_at(plan.queries + kAhead),
-        query(floats(plan.queries * args.dim)), scores(floats(plan.queries * kChunk)),
-        products(floats(plan.queries * kChunk)), key_at(args.rows + kChunk + 2 * kAhead), value_at(key_at),
-        panel(floats(kChunk * args.dim)), values(floats((args.rows + kChunk) * args.dim)), lane_of(args.rows) {}
+      : a(args),
+        trees(plan.trees),
+        group(args.q_heads / args.kv_heads),
+        query_at(plan.queries + kAhead),
+        query(floats(plan.queries * args.dim)),
+        scores(floats(plan.queries * kChunk)),
+        products(floats(plan.queries * kChunk)),
+        key_at(args.rows + kChunk + 2 * kAhead),
+        value_at(key_at),
+        panel(floats(kChunk * args.dim)),
+        values(floats((args.rows + kChunk) * args.dim)),
+        lane_of(args.rows) {}
 
   // The softmax of the unit's queries over its split alone.
   void run(const Unit& next, Sums to) {
@@ -84,7 +92,8 @@ class Worker {
     for (; n > 0; --n, ++lanes) {
       const int64_t at = a.pages ? a.pages[unit.batch * a.max_pages + page] : unit.batch;
       key_at[lanes] = at * a.key_strides[0] + within * a.key_strides[1] + unit.head * a.key_strides[2];
-      value_at[lanes] = at * a.value_strides[0] + within * a.value_strides[1] + unit.head * a.value_strides[2];
+      value_at[lanes] =
+          at * a.value_strides[0] + within * a.value_strides[1] + unit.head * a.value_strides[2];
       if (++within == a.page_size) within = 0, ++page;
     }
   }
@@ -138,7 +147,8 @@ class Worker {
     for (int64_t i = 0; i < unit.rows; ++i)
       if (low[i] < high[i])
         multiply(scores.get() + i * group * kChunk + low[i], kChunk, values.get(), a.dim,
-                 lane_at[i].data() + low[i], high[i] - low[i], sums.value + i * group * a.dim, a.dim, group, a.dim);
+                 lane_at[i].data() + low[i], high[i] - low[i], sums.value + i * group * a.dim, a.dim, group,
+                 a.dim);
   }
 
   // Products by lane become scores by slot.

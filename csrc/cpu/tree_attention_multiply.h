@@ -95,8 +95,8 @@ ESP_TRANSPOSE(f16)
 #undef ESP_TRANSPOSE
 
 template <int N, int R, int C, bool kFetch, typename T>
-ESP_INLINE void multiply_tile(const float* a, int64_t lda, const T* b, int64_t ldb, const int64_t* order, int64_t n,
-                              float* c, int64_t ldc) {
+ESP_INLINE void multiply_tile(const float* a, int64_t lda, const T* b, int64_t ldb, const int64_t* order,
+                              int64_t n, float* c, int64_t ldc) {
   using L = Lanes<N>;
   typename L::F sums[R][C] = {};
   for (int64_t k = 0; k < n; ++k) {
@@ -120,8 +120,8 @@ template <int N>
 constexpr int kTileRows = N == 16 ? 4 : N == 8 ? 6 : 2;
 
 template <int N, int R, int C, bool kFetch, typename T>
-ESP_INLINE void multiply_rows(const float* a, int64_t lda, const T* b, int64_t ldb, const int64_t* order, int64_t n,
-                              float* c, int64_t ldc, int64_t rows) {
+ESP_INLINE void multiply_rows(const float* a, int64_t lda, const T* b, int64_t ldb, const int64_t* order,
+                              int64_t n, float* c, int64_t ldc, int64_t rows) {
   for (; rows >= R; rows -= R, a += R * lda, c += R * ldc)
     multiply_tile<N, R, C, kFetch>(a, lda, b, ldb, order, n, c, ldc);
   if constexpr (R > 1)
@@ -146,16 +146,16 @@ ESP_INLINE void multiply_lanes(const float* a, int64_t lda, const float* b, int6
   multiply_columns<N, false>(a, lda, b, ldb, order, n, c, ldc, rows, columns);
 }
 
-// c [rows, columns] += a [rows, n] times rows order[0..n) of b: per element one FMA chain over n in order, from
-// 0, whatever the tile. columns is a multiple of 16.
+// c [rows, columns] += a [rows, n] times rows order[0..n) of b: per element one FMA chain over n in order,
+// from 0, whatever the tile. columns is a multiple of 16.
 ESP_PER_WIDTH(multiply,
-              (const float* a, int64_t lda, const float* b, int64_t ldb, const int64_t* order, int64_t n, float* c,
-               int64_t ldc, int64_t rows, int64_t columns),
+              (const float* a, int64_t lda, const float* b, int64_t ldb, const int64_t* order, int64_t n,
+               float* c, int64_t ldc, int64_t rows, int64_t columns),
               (a, lda, b, ldb, order, n, c, ldc, rows, columns))
 
 template <int N, typename T>
-ESP_INLINE void multiply_cached_lanes(const float* a, int64_t lda, const T* b, const int64_t* offsets, int64_t n,
-                                      float* c, int64_t ldc, int64_t rows, int64_t columns) {
+ESP_INLINE void multiply_cached_lanes(const float* a, int64_t lda, const T* b, const int64_t* offsets,
+                                      int64_t n, float* c, int64_t ldc, int64_t rows, int64_t columns) {
   multiply_columns<N, true>(a, lda, b, 1, offsets, n, c, ldc, rows, columns);
 }
 

@@ -16,7 +16,7 @@ namespace esp {
 namespace {
 
 constexpr int64_t kSplit = 256;        // logical positions of a unit, at absolute multiples
-constexpr int64_t kBlockRows = 64;     // block rows of a tile: bounds scratch, and the waste of a causal block
+constexpr int64_t kBlockRows = 64;  // block rows of a tile: bounds scratch, and the waste of a causal block
 constexpr int64_t kTileQueries = 512;  // its rows times the query heads of a KV head
 
 // ---------------------------------------------------------------- plan
@@ -127,8 +127,8 @@ class OwnedSums {
 
 // ---------------------------------------------------------------- queue
 
-// Hands out units in order, each with a place for its sums, and merges the sums of a chain in the order of its
-// splits. No thread waits for another's unit: what comes early is parked, as long as there are places.
+// Hands out units in order, each with a place for its sums, and merges the sums of a chain in the order of
+// its splits. No thread waits for another's unit: what comes early is parked, as long as there are places.
 template <typename Finish>
 class Queue {
  public:

@@ -54,8 +54,8 @@ ESP_INLINE typename Lanes<N>::F keep(typename Lanes<N>::F x, int64_t first, int3
 }
 
 template <int N>
-ESP_INLINE void soften_lanes(float* products, float scale, float softcap, const int32_t* low, const int32_t* high,
-                             int64_t queries, int64_t group, Sums sums, int64_t dim) {
+ESP_INLINE void soften_lanes(float* products, float scale, float softcap, const int32_t* low,
+                             const int32_t* high, int64_t queries, int64_t group, Sums sums, int64_t dim) {
   using L = Lanes<N>;
   constexpr int kParts = kChunk / N;
   for (int64_t i = 0; i < queries; ++i) {
@@ -88,8 +88,8 @@ ESP_INLINE void soften_lanes(float* products, float scale, float softcap, const 
   }
 }
 
-// One online step: products [queries, 64] become e^(score - maximum). Query i sees slots [low, high) of block row
-// i / group, every slot if these are null; what it does not see counts as -inf.
+// One online step: products [queries, 64] become e^(score - maximum). Query i sees slots [low, high) of block
+// row i / group, every slot if these are null; what it does not see counts as -inf.
 ESP_PER_WIDTH(soften,
               (float* products, float scale, float softcap, const int32_t* low, const int32_t* high,
                int64_t queries, int64_t group, Sums sums, int64_t dim),

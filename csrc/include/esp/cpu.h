@@ -4,7 +4,8 @@
 
 // Put ESP_CLONES on the definition of a plain function that holds the loops; every helper it calls must be
 // ESP_INLINE, or it is compiled for the base instruction set only. OpenMP regions stay outside of clones.
-#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && !defined(ESP_NO_CLONES)
+#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(ESP_NO_CLONES)
 #define ESP_CLONED 1
 #define ESP_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

@@ -1,14 +1,15 @@
-// Vectors of N floats. GCC keeps a vector wider than the target's registers in memory, many times slower, so a
-// hot kernel is a template over N and every target gets its own width.
+// Vectors of N floats. GCC keeps a vector wider than the target's registers in memory, many times slower, so
+// a hot kernel is a template over N and every target gets its own width.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
 #include "esp/types.h"
 
-// Defines void name(parameters), which calls name_lanes<N>(arguments) with the width of the processor at hand.
-// Everything that it calls must be ESP_INLINE; OpenMP regions stay outside.
-#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && !defined(ESP_NO_CLONES)
+// Defines void name(parameters), which calls name_lanes<N>(arguments) with the width of the processor at
+// hand. Everything that it calls must be ESP_INLINE; OpenMP regions stay outside.
+#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(ESP_NO_CLONES)
 #define ESP_PER_WIDTH(name, parameters, arguments)                                                \
   __attribute__((target("arch=x86-64-v4"))) void name parameters { name##_lanes<16> arguments; } \
   __attribute__((target("arch=x86-64-v3"))) void name parameters { name##_lanes<8> arguments; }  \
@@ -23,8 +24,8 @@
 
 namespace esp {
 
-// The attributes of a type cannot depend on a template's parameter. `Any` types are for any address and whatever
-// is stored there; a memcpy would be split up for the narrowest target.
+// The attributes of a type cannot depend on a template's parameter. `Any` types are for any address and
+// whatever is stored there; a memcpy would be split up for the narrowest target.
 template <int N>
 struct Vectors;
 

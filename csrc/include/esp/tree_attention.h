@@ -8,7 +8,7 @@ struct TreeAttentionArgs {
   const void* q;         // [batch, rows, q_heads, dim]
   const void* keys;      // [pages, page_size, kv_heads, dim]
   const void* values;    // as keys
-  const int32_t* pages;  // [batch, max_pages]: the page of each page_size slots; null: page b holds sequence b
+  const int32_t* pages;  // [batch, max_pages], of each page_size slots; null: page b holds sequence b
   const int32_t* prefix_len;  // [batch]
   const int64_t* ancestors;   // [batch, rows, words]: bit j % 64 of word j / 64 for row j
   const int32_t* depth;       // [batch, rows]
