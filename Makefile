@@ -20,7 +20,7 @@ demo: $(VENV)/.installed
 	$(BIN)/esp generate --prompt-file examples/demo_prompts.jsonl --max-new-tokens 100 --compare
 
 # Two processes of one thread each: barriers between threads crawl where other work shares the cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: $(VENV)/.installed
 	$(PYTEST) tests
