@@ -140,8 +140,10 @@ def byte_model(tmp_path_factory) -> str:
 
 @pytest.fixture
 def prompt_file(tmp_path):
-    def write(*entries: dict, name: str = "p.jsonl") -> str:
-        path = tmp_path / name
+    """Writes the entries as JSON lines and returns the path."""
+
+    def write(*entries: dict) -> str:
+        path = tmp_path / "p.jsonl"
         path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
         return str(path)
 

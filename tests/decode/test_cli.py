@@ -81,7 +81,7 @@ def test_prompts_of_a_file_in_order_and_templates_where_they_belong(esp, prompt_
     for chat in (True, False):
         status, out, err = esp("--prompt-file", path, "--json", "--chat" if chat else "--no-chat")
         got = [json.loads(line)["prompt_ids"] for line in out.splitlines()]
-        assert (status == 0 and "3/3" in err.replace(" ", "")) or "100%" in err
+        assert status == 0 and "decoding" in err and "100%" in err
         assert got == [decoder.encode("one", chat=chat), ids, decoder.encode("two", chat=chat)]
     assert decoder.encode("one", chat=True) != decoder.encode("one", chat=False)
 
@@ -158,10 +158,7 @@ def test_bad_input_is_one_sentence(arguments, sentence, esp):
         ([], "one of the arguments --prompt --prompt-file is required (see esp generate --help)"),
         (["--prompt", ""], "prompt is empty"),
         (["--prompt", " \n"], "prompt is empty"),
-        (
-            ["--prompt", "a" * BYTE_CONTEXT],
-            "prompt has 166 tokens, the model's context of 160 leaves no room",
-        ),
+        (["--prompt", "a" * BYTE_CONTEXT], "prompt has 166 tokens, the model's context of 160 leaves"),
         (["--prompt-file", "/dev/null/x"], "cannot read the prompt file /dev/null/x: Not a directory"),
     ],
 )
