@@ -202,20 +202,22 @@ class Decoder:
         return min(max_new_tokens, room)
 
     def _stream(self, prompt_ids: list[int], limit: int) -> Generator[str, None, Generation]:
+        """Times the forwards alone: what the reader of the text does meanwhile is not ours."""
         text = TextStream(self.tokenizer)
+        forwards = self._committed(prompt_ids, limit)
         output: list[int] = []
-        calls = -1
-        started = time.perf_counter()
-        prefilled = started
-        for tokens in self._committed(prompt_ids, limit):
-            calls += 1
+        seconds: list[float] = []
+        while True:
+            started = time.perf_counter()
+            tokens = next(forwards, None)
+            if tokens is None:
+                break
+            seconds.append(time.perf_counter() - started)
             output += tokens
-            if calls == 0:
-                prefilled = time.perf_counter()
             yield text.push(tokens)
-        decoded = time.perf_counter()
         yield text.rest()
-        return Generation(prompt_ids, output, text.text, calls, prefilled - started, decoded - prefilled)
+        prefill, *decoding = seconds
+        return Generation(prompt_ids, output, text.text, len(decoding), prefill, sum(decoding))
 
     def _committed(self, prompt_ids: list[int], limit: int) -> Generator[list[int], None, None]:
         """The tokens of each forward, cut behind the end token and at `limit` tokens."""
