@@ -14,7 +14,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <vector>
 
 #include "tree_attention_multiply.h"
@@ -134,7 +133,7 @@ class Worker {
   // Every row sees its own slots of the chunk: some of the prefix, then some of its ancestors.
   void add_ragged_chunk(int64_t base) {
     find_lanes(base);
-    if (lanes <= kChunk && std::all_of(flat.begin(), flat.begin() + unit.rows, std::identity())) {
+    if (flat && lanes <= kChunk) {
       multiply_keys(0, scores.get());
     } else {
       for (int64_t first = 0; first < lanes; first += kChunk) {
@@ -166,6 +165,7 @@ class Worker {
   void find_lanes(int64_t base) {
     const int64_t cached = std::clamp<int64_t>(prefix - base, 0, kChunk);
     lanes = 0;
+    flat = true;
     if (cached > 0) add_lanes(base, cached);
     std::fill(lane_of.begin(), lane_of.end(), -1);
     for (int64_t i = 0; i < unit.rows; ++i) {
@@ -183,7 +183,6 @@ class Worker {
     const int32_t up = parent[row[i]];
     const int64_t near = up < 0 ? -1 : trees.rank[unit.batch * a.rows + up] - unit.begin;
     int64_t fresh = near < 0 ? cached : std::max<int64_t>(0, end - 1);
-    flat[i] = near < 0 || flat[near];
     lane_at[i] = near < 0 ? kInOrder : lane_at[near];
     int64_t j = row[i];
     for (int64_t slot = end - 1; slot >= fresh; --slot, j = parent[j])
@@ -196,7 +195,7 @@ class Worker {
         add_lanes(prefix + lane, 1);
       }
       lane = known;
-      flat[i] = flat[i] && lane == fresh;
+      flat = flat && lane == fresh;
     }
   }
 
@@ -221,7 +220,7 @@ class Worker {
   std::vector<int32_t> lane_of;           // of a block row, -1 if it has none
   std::array<std::array<int64_t, kChunk>, kBlockRows> lane_at;  // of a row's slot
   std::array<int32_t, kBlockRows> low, high;                    // a row sees slots [low, high)
-  std::array<bool, kBlockRows> flat;                            // its slots are its lanes
+  bool flat;                                                    // every row's slots are its lanes
 };
 
 template <typename T>
