@@ -172,17 +172,18 @@ class Worker {
       const int64_t end = prefix + depth[row[i]] + 1 - base;
       low[i] = a.window ? int32_t(std::clamp<int64_t>(end - a.window, 0, kChunk)) : 0;
       high[i] = int32_t(std::clamp<int64_t>(end, 0, kChunk));
-      find_row_lanes(i, end, cached);
+      find_row_lanes(i, end, std::max<int64_t>(0, prefix - base));
     }
     end_lanes();
   }
 
-  // A row sees what its parent sees, and itself. A parent in an earlier tile is walked up from instead.
-  void find_row_lanes(int64_t i, int64_t end, int64_t cached) {
+  // A row sees what its parent sees, and itself. A parent in an earlier tile is walked up from instead. Slot
+  // `end` follows the row's own, `first` is the root's or 0.
+  void find_row_lanes(int64_t i, int64_t end, int64_t first) {
     const int32_t* parent = trees.parent.data() + unit.batch * a.rows;
     const int32_t up = parent[row[i]];
     const int64_t near = up < 0 ? -1 : trees.rank[unit.batch * a.rows + up] - unit.begin;
-    int64_t fresh = near < 0 ? cached : std::max<int64_t>(0, end - 1);
+    int64_t fresh = near < 0 ? first : std::max<int64_t>(0, end - 1);
     lane_at[i] = near < 0 ? kInOrder : lane_at[near];
     int64_t j = row[i];
     for (int64_t slot = end - 1; slot >= fresh; --slot, j = parent[j])
@@ -203,7 +204,7 @@ class Worker {
   const Trees& trees;
   int64_t group;
 
-  Unit unit;
+  Unit unit{};
   Sums sums;
   int64_t prefix, queries;
   const int32_t *row, *depth;  // of the unit's ranks; of block rows
@@ -220,7 +221,7 @@ class Worker {
   std::vector<int32_t> lane_of;           // of a block row, -1 if it has none
   std::array<std::array<int64_t, kChunk>, kBlockRows> lane_at;  // of a row's slot
   std::array<int32_t, kBlockRows> low, high;                    // a row sees slots [low, high)
-  bool flat;                                                    // every row's slots are its lanes
+  bool flat = true;                                             // every row's slots are its lanes
 };
 
 template <typename T>
@@ -249,6 +250,7 @@ void attend(const TreeAttentionArgs& a) {
   const auto units = int64_t(plan.units.size());
   const int threads = plan.work < kParallelWork ? 1 : int(std::min<int64_t>(omp_get_max_threads(), units));
   std::vector<Worker<T>> workers;
+  workers.reserve(threads);
   for (int i = 0; i < threads; ++i) workers.emplace_back(a, plan);
   Queue queue(plan, a.dim, a.q_heads / a.kv_heads, threads == 1 ? 1 : 4 * threads,
               [&](const Unit& unit, Sums sums) { finish<T>(a, plan.trees, unit, sums); });
