@@ -14,7 +14,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <vector>
 
 #include "tree_attention_multiply.h"
@@ -134,7 +133,7 @@ class Worker {
   // Every row sees its own slots of the chunk: some of the prefix, then some of its ancestors.
   void add_ragged_chunk(int64_t base) {
     find_lanes(base);
-    if (lanes <= kChunk && std::all_of(flat.begin(), flat.begin() + unit.rows, std::identity())) {
+    if (flat && lanes <= kChunk) {
       multiply_keys(0, scores.get());
     } else {
       for (int64_t first = 0; first < lanes; first += kChunk) {
@@ -166,24 +165,25 @@ class Worker {
   void find_lanes(int64_t base) {
     const int64_t cached = std::clamp<int64_t>(prefix - base, 0, kChunk);
     lanes = 0;
+    flat = true;
     if (cached > 0) add_lanes(base, cached);
     std::fill(lane_of.begin(), lane_of.end(), -1);
     for (int64_t i = 0; i < unit.rows; ++i) {
       const int64_t end = prefix + depth[row[i]] + 1 - base;
       low[i] = a.window ? int32_t(std::clamp<int64_t>(end - a.window, 0, kChunk)) : 0;
       high[i] = int32_t(std::clamp<int64_t>(end, 0, kChunk));
-      find_row_lanes(i, end, cached);
+      find_row_lanes(i, end, std::max<int64_t>(0, prefix - base));
     }
     end_lanes();
   }
 
-  // A row sees what its parent sees, and itself. A parent in an earlier tile is walked up from instead.
-  void find_row_lanes(int64_t i, int64_t end, int64_t cached) {
+  // A row sees what its parent sees, and itself. A parent in an earlier tile is walked up from instead. Slot
+  // `end` follows the row's own, `first` is the root's or 0.
+  void find_row_lanes(int64_t i, int64_t end, int64_t first) {
     const int32_t* parent = trees.parent.data() + unit.batch * a.rows;
     const int32_t up = parent[row[i]];
     const int64_t near = up < 0 ? -1 : trees.rank[unit.batch * a.rows + up] - unit.begin;
-    int64_t fresh = near < 0 ? cached : std::max<int64_t>(0, end - 1);
-    flat[i] = near < 0 || flat[near];
+    int64_t fresh = near < 0 ? first : std::max<int64_t>(0, end - 1);
     lane_at[i] = near < 0 ? kInOrder : lane_at[near];
     int64_t j = row[i];
     for (int64_t slot = end - 1; slot >= fresh; --slot, j = parent[j])
@@ -196,7 +196,7 @@ class Worker {
         add_lanes(prefix + lane, 1);
       }
       lane = known;
-      flat[i] = flat[i] && lane == fresh;
+      flat = flat && lane == fresh;
     }
   }
 
@@ -204,7 +204,7 @@ class Worker {
   const Trees& trees;
   int64_t group;
 
-  Unit unit;
+  Unit unit{};
   Sums sums;
   int64_t prefix, queries;
   const int32_t *row, *depth;  // of the unit's ranks; of block rows
@@ -221,7 +221,7 @@ class Worker {
   std::vector<int32_t> lane_of;           // of a block row, -1 if it has none
   std::array<std::array<int64_t, kChunk>, kBlockRows> lane_at;  // of a row's slot
   std::array<int32_t, kBlockRows> low, high;                    // a row sees slots [low, high)
-  std::array<bool, kBlockRows> flat;                            // its slots are its lanes
+  bool flat = true;                                             // every row's slots are its lanes
 };
 
 template <typename T>
@@ -250,6 +250,7 @@ void attend(const TreeAttentionArgs& a) {
   const auto units = int64_t(plan.units.size());
   const int threads = plan.work < kParallelWork ? 1 : int(std::min<int64_t>(omp_get_max_threads(), units));
   std::vector<Worker<T>> workers;
+  workers.reserve(threads);
   for (int i = 0; i < threads; ++i) workers.emplace_back(a, plan);
   Queue queue(plan, a.dim, a.q_heads / a.kv_heads, threads == 1 ? 1 : 4 * threads,
               [&](const Unit& unit, Sums sums) { finish<T>(a, plan.trees, unit, sums); });

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "esp/cpu.h"
 #include "esp/types.h"
 
 // Defines void name(parameters), which calls name_lanes<N>(arguments) with the width of the processor at
@@ -93,23 +94,7 @@ struct Lanes {
     }
   }
 
-  // e^x for x <= 0: Cody-Waite reduction and a polynomial, about 1 ulp; 0 below -87.33, NaN stays NaN.
-  ESP_INLINE static F exp(F x) {
-    const F lowest = F{} - 87.33f;
-    const F clamped = x < lowest ? lowest : x;
-    const F shifted = clamped * 1.44269504f + 0x1.8p23f;
-    const F n = shifted - 0x1.8p23f;
-    F r = clamped - n * 0.693145752f;
-    r = r - n * 1.42860677e-6f;
-    F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    const F power = F((I(shifted) - 0x4b400000 + 127) << 23);
-    return x < lowest ? F{} : p * power;
-  }
+  ESP_INLINE static F exp(F x) { return exp_nonpositive<F, I>(x); }
 
   // tanh x: a polynomial near 0, where 1 - e^(-2|x|) would cancel; below 2 ulp.
   ESP_INLINE static F tanh(F x) {
