@@ -29,6 +29,9 @@ def generate(arguments: argparse.Namespace, out: TextIO) -> None:
     decoder = Decoder.from_pretrained(arguments.model, **options)
     plain = decoder.with_drafter("ar") if arguments.compare else None
     streams = [_start(decoder, prompt, arguments) for prompt in queue]
+    if plain is not None:  # neither pays for the other's first use of the memory
+        for one in (decoder, plain):
+            one.generate(queue[0].content, max_new_tokens=8, chat=arguments.chat)
     pairs = []
     with contextlib.closing(_with_progress(streams, out)) as pending:
         for stream in pending:
