@@ -22,7 +22,7 @@ COMPARED = ["exact", "speedup", "ar_tokens_per_second"]
 
 @pytest.fixture(scope="module")
 def decoder(byte_model) -> Decoder:
-    return Decoder.from_pretrained(byte_model, device="cpu", dtype="float32", budget=10)
+    return Decoder.from_pretrained(byte_model, device="cpu", dtype="float32")
 
 
 @pytest.fixture
