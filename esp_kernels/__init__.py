@@ -4,6 +4,7 @@ draft-tree expansion and what stands between them. Every op works on [B, T, ...]
 from esp_kernels import _library
 from esp_kernels._backend import BackendWarning
 from esp_kernels._block import PADDING
+from esp_kernels.ops.advance_block import advance_block
 from esp_kernels.ops.commit_kv import commit_kv
 from esp_kernels.ops.embed_block import embed_block
 from esp_kernels.ops.expand_tree import expand_tree
@@ -22,6 +23,7 @@ _library.register_fallbacks()
 __all__ = [
     "PADDING",
     "BackendWarning",
+    "advance_block",
     "commit_kv",
     "embed_block",
     "expand_tree",

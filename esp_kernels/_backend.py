@@ -1,18 +1,24 @@
 """Which backends exist, and the choice.
 
-`auto` is the dispatcher's own choice: the native C++ ops on the CPU when they are built, the PyTorch
-reference everywhere else (said once). A backend named explicitly serves or raises.
+    ref     the PyTorch specification, on any device
+    cpp     C++ on the CPU
+    triton  Triton on CUDA; on the CPU only interpreted (TRITON_INTERPRET=1), which is slow and for tests
+    cuda    CUDA C++
+
+`auto` takes the best that a device has, and says so once when that is the reference. A backend named
+explicitly serves or raises.
 """
 
 import functools
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-BACKENDS = ("auto", "ref", "cpp")
+BACKENDS = ("auto", "ref", "cpp", "triton", "cuda")
 
 
 class BackendWarning(UserWarning):
@@ -25,11 +31,23 @@ try:
 except ImportError as error:
     native_error = str(error)
 
+triton_error = None if importlib.util.find_spec("triton") else "No module named 'triton'"
 
-def reference(op: str) -> Callable[..., Any]:
-    """The checked reference of `op`: same arguments, checks and sentences as the native op."""
+
+def interpreting() -> bool:
+    """Whether Triton kernels are interpreted, on CPU tensors."""
+    if triton_error is not None:
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+@functools.cache
+def in_python(op: str, kind: str) -> Callable[..., Any]:
+    """The checked `op` of esp_kernels.ref or esp_kernels.triton: same checks and sentences as native ops."""
     check = importlib.import_module(f"esp_kernels.ops.{op}").check
-    run = getattr(importlib.import_module(f"esp_kernels.ref.{op}"), op)
+    run = getattr(importlib.import_module(f"esp_kernels.{kind}.{op}"), op)
 
     def checked(*args: Any) -> Any:
         check(*args)
@@ -38,15 +56,16 @@ def reference(op: str) -> Callable[..., Any]:
     return checked
 
 
+def has_triton_kernel(op: str) -> bool:
+    return importlib.util.find_spec(f"esp_kernels.triton.{op}") is not None
+
+
 @functools.cache
 def _warn_once(device_type: str) -> None:
-    what = (
-        f"they are not built ({native_error})"
-        if device_type == "cpu"
-        else f"there are none for {device_type}"
-    )
+    why = {"cpu": native_error, "cuda": triton_error}.get(device_type)
+    what = f"there are none for {device_type}" if why is None else f"they cannot be loaded ({why})"
     warnings.warn(
-        f"esp_kernels runs on the PyTorch reference, since native ops are missing: {what}",
+        f"esp_kernels runs on the PyTorch reference, since faster ops are missing: {what}",
         BackendWarning,
         stacklevel=4,
     )
@@ -56,28 +75,50 @@ def fallback(op: str, device_type: str) -> Callable[..., Any]:
     """What the dispatcher runs where no native op is registered."""
 
     def run(*args: Any) -> Any:
-        _warn_once(device_type)
-        return reference(op)(*args)
+        kind = served_by(op, device_type)[0]
+        if kind == "ref":
+            _warn_once(device_type)
+        return in_python(op, kind)(*args)
 
     return run
 
 
+def why_not(op: str, backend: str, device_type: str) -> str | None:
+    """Why a backend cannot run `op` on a device, or None when it can."""
+    if backend == "cpp":
+        if device_type != "cpu":
+            return f"it runs on cpu, got a tensor on {device_type}"
+        return None if native_error is None else f"the native ops are not built ({native_error})"
+    if backend == "triton":
+        if triton_error is not None:
+            return f"triton cannot be loaded ({triton_error})"
+        if not has_triton_kernel(op):
+            return "it has no kernel for it"
+        if device_type != "cuda" and not (device_type == "cpu" and interpreting()):
+            return (
+                f"it runs on cuda, or interpreted on cpu (TRITON_INTERPRET=1), got a tensor on {device_type}"
+            )
+        return None
+    if backend == "cuda":
+        return "it has no kernel for it"
+    return None
+
+
 def served_by(op: str, device_type: str) -> list[str]:
-    """The backends that can run `op` on a device, best first."""
-    native = ["cpp"] if device_type == "cpu" and native_error is None else []
-    return [*native, "ref"]
+    """The backends that can run `op` on a device, best first; interpreted ones are not among them."""
+    fast = ["cpp"] if device_type == "cpu" else ["cuda", "triton"]
+    return [*(one for one in fast if why_not(op, one, device_type) is None), "ref"]
 
 
 @functools.cache
 def _select(op: str, backend: str, device_type: str) -> Callable[..., Any]:
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "ref":
-        return reference(op)
-    if backend == "cpp" and device_type != "cpu":
-        raise ValueError(f"backend 'cpp' serves {op} on cpu only, got a tensor on {device_type}")
-    if backend == "cpp" and native_error is not None:
-        raise ValueError(f"backend 'cpp' cannot serve {op}: the native ops are not built ({native_error})")
+    reason = why_not(op, backend, device_type)
+    if reason is not None:
+        raise ValueError(f"backend {backend!r} cannot serve {op}: {reason}")
+    if backend in ("ref", "triton"):
+        return in_python(op, backend)
     return getattr(torch.ops.esp_kernels, op).default
 
 

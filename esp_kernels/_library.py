@@ -21,6 +21,10 @@ SCHEMAS = {
     "expand_tree": "(Tensor root, Tensor ids, Tensor logprobs, int budget, int masks, int[]? widths=None, "
     "bool prune=True) -> (Tensor tokens, Tensor parent, Tensor mask_ordinal)",
     "update_probe": "(Tensor(a!) probe, Tensor embedding, Tensor committed, float lam) -> ()",
+    "advance_block": "(Tensor ids, Tensor logprobs, Tensor(a!) tokens, Tensor(b!) parent, "
+    "Tensor(c!) mask_ordinal, Tensor(d!) depth, Tensor(e!) ancestors, Tensor(f!) probe, Tensor embedding, "
+    "float lam, int budget, int masks, int[]? widths=None, bool prune=True) "
+    "-> (Tensor path, Tensor accepted, Tensor committed)",
     "commit_kv": "(Tensor(a!)[] caches, Tensor path, Tensor accepted, Tensor prefix_len, "
     "Tensor? block_table=None) -> ()",
 }
@@ -93,6 +97,10 @@ def expand_tree(
 
 def update_probe(*_: object) -> None:
     return None
+
+
+def advance_block(ids: torch.Tensor, logprobs: torch.Tensor, tokens: torch.Tensor, *_: object) -> Triple:
+    return torch.empty_like(tokens), _int32(tokens, tokens.shape[0]), torch.empty_like(tokens)
 
 
 def commit_kv(*_: object) -> None:

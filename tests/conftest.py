@@ -1,15 +1,31 @@
+import os
 import random
 
 import pytest
 import torch
 
-from esp_kernels import _backend
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+
+from esp_kernels import _backend, _library
+from tests.interpreter import repairs
+
+if _backend.interpreting():
+    repairs.install()
 
 
-@pytest.fixture(params=["ref", "cpp"])
-def backend(request: pytest.FixtureRequest) -> str:
-    assert request.param == "ref" or _backend.native_error is None, _backend.native_error
-    return request.param
+def op_of(module: str) -> str | None:
+    """The op that a test module is named for."""
+    stem = module.rpartition(".")[2].removeprefix("test_")
+    return max((op for op in _library.SCHEMAS if stem.startswith(op)), key=len, default=None)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    own = any("backend" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "backend" in metafunc.fixturenames and not own:
+        op = op_of(metafunc.module.__name__)
+        backends = ["ref", "cpp", *(["triton"] if op and _backend.has_triton_kernel(op) else [])]
+        metafunc.parametrize("backend", backends)
 
 
 @pytest.fixture

@@ -82,12 +82,12 @@ def check(
     require(1 <= budget <= MAX_BUDGET, f"budget must be 1 to {MAX_BUDGET}, got {budget}")
     require(0 <= masks < budget, f"masks must be 0 to {budget - 1} with a budget of {budget}, got {masks}")
     if widths is not None:
-        _check_widths(widths, ids.shape[1], budget, masks)
+        check_widths(widths, ids.shape[1], budget, masks)
     if root.device.type == "cpu":
         _check_descending(root, ids, logprobs)
 
 
-def _check_widths(widths: Sequence[int], levels: int, budget: int, masks: int) -> None:
+def check_widths(widths: Sequence[int], levels: int, budget: int, masks: int) -> None:
     require(
         len(widths) <= levels,
         f"widths must have at most {levels} levels, as ids has, got {len(widths)}",

@@ -27,7 +27,7 @@ def run(script: str) -> subprocess.CompletedProcess:
 def test_every_op_has_its_files_and_is_exported():
     for op in _library.SCHEMAS:
         assert callable(getattr(esp_kernels, op))
-        assert callable(_backend.reference(op))
+        assert callable(_backend.in_python(op, "ref"))
 
 
 def test_the_native_ops_are_built():
@@ -47,7 +47,7 @@ def test_auto_falls_back_to_the_reference_and_says_so_once():
         "print([str(w.message) for w in said if w.category is esp_kernels.BackendWarning])\n"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("esp_kernels runs on the PyTorch reference, since native ops are missing") == 1
+    assert done.stdout.count("esp_kernels runs on the PyTorch reference, since faster ops are missing") == 1
 
 
 def test_a_named_backend_serves_or_says_why_not():
@@ -61,10 +61,21 @@ def test_fallbacks_check_their_arguments():
 
 
 def test_an_unknown_backend():
-    with pytest.raises(ValueError, match="backend must be one of auto, ref, cpp, got 'fast'"):
+    with pytest.raises(ValueError, match="backend must be one of auto, ref, cpp, triton, cuda, got 'fast'"):
         esp_kernels.swiglu(torch.ones(1, 4), backend="fast")
 
 
 def test_cpp_serves_the_cpu_only():
-    with pytest.raises(ValueError, match="backend 'cpp' serves swiglu on cpu only, got a tensor on meta"):
+    with pytest.raises(
+        ValueError, match="backend 'cpp' cannot serve swiglu: it runs on cpu, got a tensor on meta"
+    ):
         esp_kernels.swiglu(torch.ones(1, 4, device="meta"), backend="cpp")
+
+
+def test_triton_serves_the_cpu_only_interpreted():
+    done = run("esp_kernels.swiglu(torch.ones(1, 4), backend='triton')")
+    assert "ValueError: backend 'triton' cannot serve swiglu: it " in done.stderr
+
+
+def test_auto_never_interprets():
+    assert "triton" not in _backend.served_by("swiglu", "cpu")

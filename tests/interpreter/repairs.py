@@ -1,0 +1,72 @@
+"""Repairs of Triton's interpreter, which keeps bfloat16 as raw uint16 and computes on the bit patterns.
+
+Triton 3.6 to 3.9 truncate float32 to bfloat16 and multiply, add and compare raw bits. Repaired, each of these
+is bit-equal to torch: widen to float32, compute, round to nearest even. test_repairs.py notices when Triton
+needs them no longer, or when they no longer fit.
+"""
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+Builder = interpreter.InterpreterBuilder
+Handle = interpreter.TensorHandle
+BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
+FLOATS = {tl.bfloat16, tl.float16, tl.float32, tl.float64}
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    rounded = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(torch.bfloat16)
+    return rounded.view(torch.int16).numpy().view(np.uint16).reshape(values.shape)
+
+
+def widen(bits: np.ndarray) -> np.ndarray:
+    return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32).reshape(bits.shape)
+
+
+def is_bf16(handle: Handle) -> bool:
+    return handle.dtype.scalar == tl.bfloat16
+
+
+def as_float32(handle: Handle) -> Handle:
+    return Handle(widen(handle.data), tl.float32) if is_bf16(handle) else handle
+
+
+def install() -> None:
+    dot, binary, unary = Builder.create_dot, Builder.binary_op, Builder.unary_op
+    cast, convert = Builder.cast_impl, Builder.create_fp_to_fp
+
+    def cast_impl(self, src, target):
+        source, wanted = src.dtype.scalar, target.scalar
+        if source != wanted and source == tl.bfloat16:
+            values = widen(src.data)
+            return Handle(values.astype(interpreter._get_np_dtype(wanted)), wanted)
+        if source != wanted and wanted == tl.bfloat16:
+            return Handle(narrow(src.data), wanted)
+        return cast(self, src, target)
+
+    def create_fp_to_fp(self, src, target, rounding):
+        kinds = {src.dtype.scalar, target.scalar}
+        if tl.bfloat16 in kinds and kinds <= FLOATS:
+            return cast_impl(self, src, target)
+        return convert(self, src, target, rounding)
+
+    def create_dot(self, a, b, d, *rest):
+        return dot(self, as_float32(a), as_float32(b), d, *rest)
+
+    def binary_op(self, left, right, op):
+        if not (is_bf16(left) or is_bf16(right)) or op in BITWISE:
+            return binary(self, left, right, op)
+        result = op(as_float32(left).data, as_float32(right).data)
+        if result.dtype == np.bool_:
+            return Handle(result, tl.int1)
+        return Handle(narrow(result), tl.bfloat16)
+
+    def unary_op(self, value, op):
+        if is_bf16(value):
+            return Handle(narrow(op(widen(value.data))), tl.bfloat16)
+        return unary(self, value, op)
+
+    Builder.create_dot, Builder.binary_op, Builder.unary_op = create_dot, binary_op, unary_op
+    Builder.cast_impl, Builder.create_fp_to_fp = cast_impl, create_fp_to_fp
