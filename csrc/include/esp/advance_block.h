@@ -4,7 +4,7 @@
 namespace esp {
 
 struct AdvanceBlockArgs {
-  const int32_t* ids;     // [batch, rows, candidates], each row's best tokens; the first is the model's choice
+  const int32_t* ids;     // [batch, rows, candidates], best first: the first is the model's choice
   const float* logprobs;  // [batch, rows, candidates], descending
   int32_t* tokens;        // [batch, rows], as are the next three: the block that was run, then the next one
   int32_t* parent;
