@@ -34,7 +34,7 @@ def as_float32(handle: Handle) -> Handle:
 
 
 def install() -> None:
-    dot, binary, unary = Builder.create_dot, Builder.binary_op, Builder.unary_op
+    binary, unary = Builder.binary_op, Builder.unary_op
     cast, convert = Builder.cast_impl, Builder.create_fp_to_fp
 
     def cast_impl(self, src, target):
@@ -52,8 +52,12 @@ def install() -> None:
             return cast_impl(self, src, target)
         return convert(self, src, target, rounding)
 
-    def create_dot(self, a, b, d, *rest):
-        return dot(self, as_float32(a), as_float32(b), d, *rest)
+    def create_dot(self, a, b, d, *_):
+        left, right = (as_float32(x).data.astype(d.data.dtype) for x in (a, b))
+        total = d.data
+        for k in range(left.shape[-1]):
+            total = total + left[..., :, k, None] * right[..., k, None, :]
+        return Handle(total, d.dtype.scalar)
 
     def binary_op(self, left, right, op):
         if not (is_bf16(left) or is_bf16(right)) or op in BITWISE:
