@@ -42,21 +42,27 @@ def _matrix_part(prefix, depth, window):
     position = prefix + depth
     last = tl.maximum(tl.minimum(position - DEEPEST, prefix), 0) // 16 * 16
     if window is None:
-        return last * 0, last
-    return tl.maximum(position - window + 1, 0), last
+        first = last * 0
+    else:
+        first = tl.maximum(position - window + 1, 0)
+    return first, last
 
 
 @triton.jit
 def _place(slot, seen, sequence, block_table, max_pages, PAGE: tl.constexpr):
     """Page and offset of each slot; a dense cache is one page a sequence."""
     if block_table is None:
-        return sequence, slot
-    page = tl.load(block_table + sequence * max_pages + slot // PAGE, mask=seen, other=0)
-    return page.to(tl.int64), slot % PAGE
+        page, offset = sequence, slot
+    else:
+        page = tl.load(block_table + sequence * max_pages + slot // PAGE, mask=seen, other=0).to(tl.int64)
+        offset = slot % PAGE
+    return page, offset
 
 
 @triton.jit
-def _load_rows(cache, page, offset, head, seen, page_stride, slot_stride, head_stride, D, BLOCK_D: tl.constexpr):
+def _load_rows(
+    cache, page, offset, head, seen, page_stride, slot_stride, head_stride, D, BLOCK_D: tl.constexpr
+):
     start = page * page_stride + offset.to(tl.int64) * slot_stride + head * head_stride
     d = tl.arange(0, BLOCK_D)
     return tl.load(cache + start[:, None] + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
@@ -183,7 +189,7 @@ def _tree_attention_tail_kernel(
     first, last = _matrix_part(prefix, own_depth, window)
     chunk = first // CHUNK
     splits = tl.where(first < last, tl.minimum(tl.cdiv(last, CHUNK) - chunk, SPLITS), 0)
-    for i in range(splits):
+    for i in tl.range(splits, num_stages=4):
         split = ((chunk + i) % SPLITS).to(tl.int64)
         theirs = split * batch * rows * kv_heads * GROUP + one
         their_top = tl.load(tops + theirs, mask=inside, other=0.0)
@@ -220,12 +226,15 @@ def _tree_attention_tail_kernel(
     tl.store(out + one[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=stored)
 
 
-def _tiles(packed_rows: int, dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Rows and keys of a tile, and warps. Keys must not follow from the number of rows: bits would too."""
-    if dtype == torch.float32:
-        return 32, 32, 4
-    keys = 64 if dim <= 128 else 32
-    return (64, keys, 4) if packed_rows <= 64 else (128, keys, 8)
+def _tiles(q: torch.Tensor, packed_rows: int) -> tuple[int, int, int]:
+    """Rows and keys of a tile of the prefix, and warps. The number of rows may not change a row's bits, so it
+    has no say in the keys, and in the rows only where both heights lay a row out alike: wgmma, of Hopper."""
+    if q.dtype == torch.float32:
+        return 32, 16, 8
+    if q.shape[-1] > 128:
+        return 64, 32, 8
+    few = packed_rows <= 64 and (not q.is_cuda or torch.cuda.get_device_capability(q.device) == (9, 0))
+    return (64, 64, 4) if few else (128, 64, 8)
 
 
 def tree_attention(
@@ -249,7 +258,7 @@ def tree_attention(
         return out, lse
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
-    tile_rows, tile_keys, warps = _tiles(rows * group, dim, q.dtype)
+    tile_rows, tile_keys, warps = _tiles(q, rows * group)
     tops, totals = lse.new_empty((2, SPLITS.value, batch, rows, heads))
     partial = lse.new_empty((SPLITS.value, batch, rows, heads, dim))
 
@@ -266,13 +275,16 @@ def tree_attention(
     inputs = (q, k_cache, v_cache, prefix_len, ancestors, depth, block_table)
 
     # Left to itself, the compiler may contract the same sum differently in the builds for few and for many rows.
-    options = {"num_stages": 2, "enable_fp_fusion": False}
-    grid = (SPLITS.value, batch * kv_heads, triton.cdiv(rows * group, tile_rows))
-    _tree_attention_prefix_kernel[grid](
-        *inputs, tops, totals, partial, *numbers, **sizes, BM=tile_rows, BN=tile_keys, num_warps=warps, **options
-    )
-    padded_heads = max(16, triton.next_power_of_2(group))
+    options = {**sizes, "enable_fp_fusion": False}
+    stages = 3 if block_table is None else 4  # pages are looked up one stage ahead
+    _tree_attention_prefix_kernel[SPLITS.value, batch * kv_heads, triton.cdiv(rows * group, tile_rows)](
+        *inputs, tops, totals, partial, *numbers,
+        BM=tile_rows, BN=tile_keys, num_warps=warps, num_stages=stages, **options,
+    )  # fmt: skip
+    heads_tile = max(16, triton.next_power_of_2(group))
+    warps = 8 if q.dtype == torch.float32 else 4
     _tree_attention_tail_kernel[rows, kv_heads, batch](
-        *inputs, sinks, tops, totals, partial, out, lse, *numbers, **sizes, HEADS=padded_heads, num_warps=2, **options
-    )
+        *inputs, sinks, tops, totals, partial, out, lse, *numbers,
+        HEADS=heads_tile, num_warps=warps, num_stages=2, **options,
+    )  # fmt: skip
     return out, lse
