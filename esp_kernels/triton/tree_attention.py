@@ -1,17 +1,17 @@
-"""Attention of tree rows in two launches: the prefix that a row shares with its tree by matrix units, split over
-positions; then each row's tail, gathered in logical order, which takes in what the splits left.
+"""Attention of tree rows in two launches: the prefix that rows have in common, by matrix units and split over
+positions; then the tail of each row, gathered in logical order, which takes in what the splits left.
 
 What a row adds up, and in which order, follows from its position p = prefix_len + depth alone:
 
-    keys below S(p) = floor16(p - DEEPEST)   chunks of CHUNK positions; split i takes chunks i, i + SPLITS, ...
-    keys from S(p) to p                      one tile: the rest of the prefix, the ancestors by depth, the row
+    keys below S(p) = floor16(p - DEEPEST)  in chunks of CHUNK; split i takes chunks i, i + SPLITS, ...
+    keys from S(p) to p                     in one tile: rest of the prefix, ancestors by depth, itself
 
-Down to depth DEEPEST the first S(p) keys are in the prefix, whatever the tree, so a row has the bits that plain
-decoding would give it. A deeper row (a long chain at prefill) has no more than the prefix in its matrix part; it
-does not depend on its neighbours either, but plain decoding may differ from it in the last bit.
+Down to depth DEEPEST the first S(p) keys lie in the prefix, whatever the tree, so a row gets the bits that
+plain decoding would give it. The matrix part of a deeper row (of a long chain at prefill) ends with the
+prefix, and its tail takes several tiles: neighbours do not change its bits either, but plain decoding may.
 
-Rows of a matrix product do not mix, with one exception: a NaN or infinite value that a row still sees through
-its window reaches the rows of the same block whose windows have passed it, since 0 * NaN is NaN.
+Rows of a matrix product do not mix, with one exception: a NaN or infinite value that one row still sees
+through its window reaches rows of the same block whose windows have passed it, since 0 * NaN is NaN.
 """
 
 import torch
@@ -41,10 +41,7 @@ def _matrix_part(prefix, depth, window):
     """The positions [first, last) that the prefix kernel serves for rows at these depths."""
     position = prefix + depth
     last = tl.maximum(tl.minimum(position - DEEPEST, prefix), 0) // 16 * 16
-    if window is None:
-        first = last * 0
-    else:
-        first = tl.maximum(position - window + 1, 0)
+    first = last * 0 if window is None else tl.maximum(position - window + 1, 0)
     return first, last
 
 
@@ -63,7 +60,7 @@ def _place(slot, seen, sequence, block_table, max_pages, PAGE: tl.constexpr):
 def _load_rows(
     cache, page, offset, head, seen, page_stride, slot_stride, head_stride, D, BLOCK_D: tl.constexpr
 ):
-    start = page * page_stride + offset.to(tl.int64) * slot_stride + head * head_stride
+    start = page * page_stride + offset.to(tl.int64) * slot_stride + head.to(tl.int64) * head_stride
     d = tl.arange(0, BLOCK_D)
     return tl.load(cache + start[:, None] + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
 
@@ -84,10 +81,10 @@ def _attend(q, k, v, visible, scale, softcap, top, total, acc):
     return higher, total, acc
 
 
-# Reads the prefix once a tile of BM packed rows (K and V: 2 * prefix * D elements a KV head) and does
-# 4 * prefix * D FLOPs a row and query head. Writes 4 * (D + 2) bytes a row, query head and split in use: up to
-# SPLITS, one per CHUNK positions of prefix.
-@triton.jit
+# Reads 2 * prefix * D elements of K and V a KV head and tile of BM packed rows, and does 4 * prefix * D FLOPs
+# a row and query head. Writes 4 * (D + 2) bytes a row, query head and split in use: one of each CHUNK
+# positions of the prefix, at most SPLITS.
+@triton.jit(do_not_specialize=["batch", "rows", "max_pages"])
 def _tree_attention_prefix_kernel(
     q, k_cache, v_cache, prefix_len, ancestors, depth, block_table, tops, totals, partial,
     batch, rows, kv_heads, max_pages,
@@ -110,8 +107,8 @@ def _tree_attention_prefix_kernel(
         tl.load(prefix_len + b), tl.load(depth + b * rows + row, mask=inside, other=0), window
     )
     last = tl.where(real, last, 0)
-    start = tl.min(tl.where(first < last, first, 2147483647), 0)
     end = tl.max(tl.where(first < last, last, 0), 0)
+    start = tl.min(tl.where(first < last, first, end), 0)
 
     # My chunks are those from `start` to `end` whose number is `split` modulo SPLITS.
     chunk = start // CHUNK + ((split - start // CHUNK) & (SPLITS - 1))
@@ -159,9 +156,9 @@ def _rows_at(wanted, ancestors, depth, words, rows):
     return found
 
 
-# A program reads 4 * (D + 2) bytes a query head and split in use, and 2 * D elements a key of the tail (17 to 32
-# down to depth DEEPEST), for which it does 4 * D FLOPs a query head.
-@triton.jit
+# Reads 4 * (D + 2) bytes a row, query head and split in use. A key of the tail (17 to 32 of them down to
+# depth DEEPEST) costs 2 * D elements a row and KV head, and 4 * D FLOPs a row and query head.
+@triton.jit(do_not_specialize=["batch", "rows", "max_pages"])
 def _tree_attention_tail_kernel(
     q, k_cache, v_cache, prefix_len, ancestors, depth, block_table, sinks, tops, totals, partial, out, lse,
     batch, rows, kv_heads, max_pages,
@@ -226,15 +223,16 @@ def _tree_attention_tail_kernel(
     tl.store(out + one[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=stored)
 
 
-def _tiles(q: torch.Tensor, packed_rows: int) -> tuple[int, int, int]:
+def _tiles(dim: int, dtype: torch.dtype, packed_rows: int, hopper: bool) -> tuple[int, int, int]:
     """Rows and keys of a tile of the prefix, and warps. The number of rows may not change a row's bits, so it
-    has no say in the keys, and in the rows only where both heights lay a row out alike: wgmma, of Hopper."""
-    if q.dtype == torch.float32:
+    has a say only where tiles of both heights lay a row out alike: in Hopper's wgmma."""
+    if dtype == torch.float32:
         return 32, 16, 8
-    if q.shape[-1] > 128:
+    if dim > 128:
         return 64, 32, 8
-    few = packed_rows <= 64 and (not q.is_cuda or torch.cuda.get_device_capability(q.device) == (9, 0))
-    return (64, 64, 4) if few else (128, 64, 8)
+    if not hopper:
+        return 128, 32, 8
+    return (64, 64, 4) if packed_rows <= 64 else (128, 64, 8)
 
 
 def tree_attention(
@@ -258,7 +256,8 @@ def tree_attention(
         return out, lse
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
-    tile_rows, tile_keys, warps = _tiles(q, rows * group)
+    hopper = not q.is_cuda or torch.cuda.get_device_capability(q.device) == (9, 0)
+    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, hopper)
     tops, totals = lse.new_empty((2, SPLITS.value, batch, rows, heads))
     partial = lse.new_empty((SPLITS.value, batch, rows, heads, dim))
 
@@ -274,9 +273,9 @@ def tree_attention(
     sizes = {"GROUP": group, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "PAGE": page_size}
     inputs = (q, k_cache, v_cache, prefix_len, ancestors, depth, block_table)
 
-    # Left to itself, the compiler may contract the same sum differently in the builds for few and for many rows.
+    # The compiler might contract the same sum in another way in the build for few rows than for many.
     options = {**sizes, "enable_fp_fusion": False}
-    stages = 3 if block_table is None else 4  # pages are looked up one stage ahead
+    stages = 3 if block_table is None else 5  # pages are looked up two stages ahead
     _tree_attention_prefix_kernel[SPLITS.value, batch * kv_heads, triton.cdiv(rows * group, tile_rows)](
         *inputs, tops, totals, partial, *numbers,
         BM=tile_rows, BN=tile_keys, num_warps=warps, num_stages=stages, **options,
