@@ -235,6 +235,13 @@ def _tiles(dim: int, dtype: torch.dtype, packed_rows: int, hopper: bool) -> tupl
     return (64, 64, 4) if packed_rows <= 64 else (128, 64, 8)
 
 
+def matrix_grid(
+    batch: int, rows: int, q_heads: int, kv_heads: int, tile_rows: int = 64
+) -> tuple[int, int, int]:
+    """Programs over the prefix: splits, KV heads, tiles of rows packed with the query heads of a group."""
+    return SPLITS.value, batch * kv_heads, triton.cdiv(rows * (q_heads // kv_heads), tile_rows)
+
+
 def tree_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -276,7 +283,7 @@ def tree_attention(
     # The compiler might contract the same sum in another way in the build for few rows than for many.
     options = {**sizes, "enable_fp_fusion": False}
     stages = 3 if block_table is None else 5  # pages are looked up two stages ahead
-    _tree_attention_prefix_kernel[SPLITS.value, batch * kv_heads, triton.cdiv(rows * group, tile_rows)](
+    _tree_attention_prefix_kernel[matrix_grid(batch, rows, heads, kv_heads, tile_rows)](
         *inputs, tops, totals, partial, *numbers,
         BM=tile_rows, BN=tile_keys, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
