@@ -66,7 +66,9 @@ def install() -> None:
 
     def binary_op(self, left, right, op):
         if not (is_bf16(left) or is_bf16(right)) or op in BITWISE:
-            return binary(self, left, right, op)
+            result = binary(self, left, right, op)
+            # Triton calls the outcome of a comparison what was compared, and spreads a scalar one as that.
+            return Handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
         result = op(as_float32(left).data, as_float32(right).data)
         if result.dtype == np.bool_:
             return Handle(result, tl.int1)
