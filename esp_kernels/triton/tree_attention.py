@@ -223,6 +223,10 @@ def _tree_attention_tail_kernel(
     tl.store(out + one[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=stored)
 
 
+def on_hopper(q: torch.Tensor) -> bool:
+    return not q.is_cuda or torch.cuda.get_device_capability(q.device) == (9, 0)
+
+
 def _tiles(dim: int, dtype: torch.dtype, packed_rows: int, hopper: bool) -> tuple[int, int, int]:
     """Rows and keys of a tile of the prefix, and warps. The number of rows may not change a row's bits, so it
     has a say only where tiles of both heights lay a row out alike: in Hopper's wgmma."""
@@ -263,8 +267,7 @@ def tree_attention(
         return out, lse
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
-    hopper = not q.is_cuda or torch.cuda.get_device_capability(q.device) == (9, 0)
-    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, hopper)
+    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, on_hopper(q))
     tops, totals = lse.new_empty((2, SPLITS.value, batch, rows, heads))
     partial = lse.new_empty((SPLITS.value, batch, rows, heads, dim))
 
