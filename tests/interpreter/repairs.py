@@ -68,5 +68,10 @@ def install() -> None:
             return Handle(narrow(op(widen(value.data))), tl.bfloat16)
         return unary(self, value, op)
 
+    def create_splat(self, target, value):
+        # A comparison's result still bears the type of what it compares; as that type it would be no mask.
+        return Handle(np.full(target.shape, value.data.ravel()[0], value.data.dtype), value.dtype.scalar)
+
+    Builder.create_splat = create_splat
     Builder.create_dot, Builder.binary_op, Builder.unary_op = create_dot, binary_op, unary_op
     Builder.cast_impl, Builder.create_fp_to_fp = cast_impl, create_fp_to_fp
