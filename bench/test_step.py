@@ -8,8 +8,7 @@ import torch
 
 from esp_decode import Decoder
 from esp_decode.decoder import DraftOptions
-from esp_decode.loop import prefill
-from esp_decode.verify import verify
+from esp_decode.loop import new_state, prefill, step
 
 PREFIX = 256
 
@@ -24,20 +23,14 @@ def test_step(benchmark, decoder, budget):
     options = DraftOptions.check("cpu", drafter="ar" if budget == 1 else "esp", budget=max(budget, 4))
     model = decoder.model
     prompt = torch.randint(0, model.vocab_size, (1, PREFIX), dtype=torch.int32)
-    drafter = options.drafter_for(model, prompt)
-    cache = model.new_cache(1, PREFIX + 2 * drafter.rows)
-    first, mask_logits = prefill(model, drafter, prompt, cache)
-    block = drafter.draft(first, first[:, None], mask_logits)
-
-    def step() -> None:
-        """Everything of a step but the commit, so that every round runs on the same prefix."""
-        verdict = verify(block, model.lm_head(model.forward(block, drafter.probe, cache)))
-        drafter.draft(verdict.bonus, verdict.committed, mask_logits)
-
-    benchmark.pedantic(step, rounds=30, warmup_rounds=5)
+    drafter = options.drafter_for(model)
+    rounds = 30
+    state = new_state(model, drafter, 1, PREFIX + (rounds + 7) * drafter.rows)
+    prefill(model, drafter, prompt, state)
+    benchmark.pedantic(step, (model, drafter, state), rounds=rounds, warmup_rounds=5)
     weights = sum(p.numel() * p.element_size() for p in _weights(model))
     benchmark.extra_info |= {
-        "rows": block.tokens.shape[1],
+        "rows": drafter.rows,
         "weight bytes": weights,
         "GB/s": round(weights / benchmark.stats.stats.median / 1e9, 2),
     }

@@ -87,4 +87,34 @@ inline void check_index(const at::Tensor& t, const char* name, const at::Tensor&
   check_contiguous(t, name);
 }
 
+inline DType check_embedding(const at::Tensor& embedding) {
+  const DType dtype = check_float(embedding, "embedding");
+  check_shape(embedding, "embedding", {kAny, kAny});
+  check_rows(embedding, "embedding");
+  return dtype;
+}
+
+inline void check_probe(const at::Tensor& probe, const at::Tensor& embedding, int64_t batch) {
+  check_device(probe, "probe", embedding);
+  check_dtype(probe, "probe", at::kFloat);
+  check_shape(probe, "probe", {batch, kAny, embedding.size(1)});
+  check_rows(probe, "probe");
+}
+
+constexpr int64_t kMaxBudget = 4096;
+
+// The widths of a static tree; returns its nodes, root included.
+inline int64_t check_widths(at::IntArrayRef widths, int64_t levels, int64_t budget, int64_t masks) {
+  ESP_REQUIRE(int64_t(widths.size()) <= levels, "widths must have at most ", levels,
+              " levels, as ids has, got ", widths.size());
+  int64_t nodes = 1;
+  for (const int64_t width : widths) {
+    ESP_REQUIRE(width >= 1 && width <= kMaxBudget, "widths must each be 1 to ", kMaxBudget, ", got ", width);
+    nodes += width;
+  }
+  ESP_REQUIRE(nodes * (masks + 1) <= budget, "widths ", listed(widths), " with ", masks, " masks need ",
+              nodes * (masks + 1), " rows, budget is ", budget);
+  return nodes;
+}
+
 }  // namespace esp

@@ -10,20 +10,6 @@
 namespace esp {
 namespace {
 
-DType check_embedding(const at::Tensor& embedding) {
-  const DType dtype = check_float(embedding, "embedding");
-  check_shape(embedding, "embedding", {kAny, kAny});
-  check_rows(embedding, "embedding");
-  return dtype;
-}
-
-void check_probe(const at::Tensor& probe, const at::Tensor& embedding, int64_t batch) {
-  check_device(probe, "probe", embedding);
-  check_dtype(probe, "probe", at::kFloat);
-  check_shape(probe, "probe", {batch, kAny, embedding.size(1)});
-  check_rows(probe, "probe");
-}
-
 at::Tensor embed_block(const at::Tensor& tokens, const at::Tensor& mask_ordinal, const at::Tensor& embedding,
                        const at::Tensor& probe) {
   const DType dtype = check_embedding(embedding);

@@ -14,8 +14,6 @@
 namespace esp {
 namespace {
 
-constexpr int64_t kMaxBudget = 4096;
-
 void check_parent(const at::Tensor& parent) {
   check_index(parent, "parent", parent, {kAny, kAny});
   const int64_t batch = parent.size(0), rows = parent.size(1);
@@ -83,16 +81,7 @@ int64_t check_size(int64_t levels, int64_t budget, int64_t masks, at::OptionalIn
   ESP_REQUIRE(masks >= 0 && masks < budget, "masks must be 0 to ", budget - 1, " with a budget of ", budget,
               ", got ", masks);
   if (!widths) return budget / (masks + 1);
-  ESP_REQUIRE(int64_t(widths->size()) <= levels, "widths must have at most ", levels,
-              " levels, as ids has, got ", widths->size());
-  int64_t nodes = 1;
-  for (const int64_t width : *widths) {
-    ESP_REQUIRE(width >= 1 && width <= kMaxBudget, "widths must each be 1 to ", kMaxBudget, ", got ", width);
-    nodes += width;
-  }
-  ESP_REQUIRE(nodes * (masks + 1) <= budget, "widths ", listed(*widths), " with ", masks, " masks need ",
-              nodes * (masks + 1), " rows, budget is ", budget);
-  return nodes;
+  return check_widths(*widths, levels, budget, masks);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> expand_tree(const at::Tensor& root, const at::Tensor& ids,

@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from esp_decode import Decoder
-from esp_decode.loop import prefill, step
+from esp_decode.loop import new_state, prefill, step
 
 PROMPT = "Explain how a kettle works, step by step."
 
@@ -51,12 +51,11 @@ def decode_calls(decoder: Decoder, steps: int):
     """Runs `steps` decode calls behind one prompt, giving control back after each."""
     model = decoder.model
     prompt = torch.tensor([decoder.encode(PROMPT)], dtype=torch.int32, device=model.device)
-    drafter = decoder.options.drafter_for(model, prompt)
-    cache = model.new_cache(1, prompt.shape[1] + (steps + 1) * (drafter.rows + 1))
-    first, mask_logits = prefill(model, drafter, prompt, cache)
-    block = drafter.draft(first, first[:, None], mask_logits)
+    drafter = decoder.options.drafter_for(model)
+    state = new_state(model, drafter, 1, prompt.shape[1] + (steps + 1) * (drafter.rows + 1))
+    prefill(model, drafter, prompt, state)
     for _ in range(steps):
-        _, block = step(model, drafter, block, cache)
+        step(model, drafter, state)
         yield
 
 

@@ -14,7 +14,8 @@ from esp_kernels._check import (
     check_shape,
     require,
 )
-from esp_kernels.ops import expand_tree, update_probe, verify_tree
+from esp_kernels.ops.embed_block import check_embedding, check_probe
+from esp_kernels.ops.expand_tree import check_widths
 
 
 def advance_block(
@@ -53,7 +54,9 @@ def advance_block(
 
     It is verify_tree, update_probe, expand_tree on the masks of the deepest accepted row, and tree_metadata,
     in one launch where there is a kernel for it. Without masks the next block is the bonus alone. A padded
-    sequence (mask_ordinal[b, 0] = -1) stays one. Raises ValueError as those ops do.
+    sequence (mask_ordinal[b, 0] = -1) stays one. Raises ValueError on shapes, dtypes, devices, strides or
+    numbers that are not as above and, on the CPU, on choices outside the vocabulary and blocks laid out for
+    another number of nodes.
     """
     run = _backend.select("advance_block", backend, ids, "ids")
     block = (tokens, parent, mask_ordinal, depth, ancestors)
@@ -78,23 +81,42 @@ def check(
 ) -> None:
     check_index(ids, "ids", ids, ANY, ANY, ANY)
     batch, rows, candidates = ids.shape
-    require(candidates >= 1, f"ids must have at least one candidate a row, got shape {list(ids.shape)}")
+    require(candidates >= 1, f"ids must have at least 1 candidate a row, got {candidates}")
     check_device(logprobs, "logprobs", ids)
     check_dtype(logprobs, "logprobs", torch.float32)
     check_shape(logprobs, "logprobs", *ids.shape)
     check_contiguous(logprobs, "logprobs")
-    verify_tree.check(tokens, tokens, parent, mask_ordinal)
     check_index(tokens, "tokens", ids, batch, rows)
+    check_index(parent, "parent", ids, batch, rows)
+    check_index(mask_ordinal, "mask_ordinal", ids, batch, rows)
     check_index(depth, "depth", ids, batch, rows)
     check_device(ancestors, "ancestors", ids)
     check_dtype(ancestors, "ancestors", torch.int64)
     check_shape(ancestors, "ancestors", batch, rows, (rows + 63) // 64)
     check_contiguous(ancestors, "ancestors")
-    update_probe.check(probe, embedding, tokens, lam)
-    require(
-        probe.shape[1] >= masks, f"probe must have a vector for each of {masks} masks, got {probe.shape[1]}"
-    )
+    check_embedding(embedding)
+    check_device(embedding, "embedding", ids)
+    check_probe(probe, embedding, batch)
+    require(0 <= lam <= 1, f"lam must be in 0..1, got {lam:g}")
     require(1 <= budget <= rows, f"budget must be 1 to {rows}, the rows of the block, got {budget}")
     require(0 <= masks < budget, f"masks must be 0 to {budget - 1} with a budget of {budget}, got {masks}")
+    vectors = probe.shape[1]
+    require(vectors >= masks, f"probe must have a vector for each of {masks} masks, got {vectors}")
     if widths is not None:
-        expand_tree.check_widths(widths, masks, budget, masks)
+        check_widths(widths, masks, budget, masks)
+    if ids.device.type == "cpu":
+        nodes = budget // (masks + 1) if widths is None else 1 + sum(widths)
+        _check_values(ids, mask_ordinal, embedding.shape[0], nodes)
+
+
+def _check_values(ids: torch.Tensor, mask_ordinal: torch.Tensor, vocabulary: int, nodes: int) -> None:
+    for b, (row, ordinals) in enumerate(zip(ids[..., 0].tolist(), mask_ordinal.tolist(), strict=True)):
+        for r, (token, ordinal) in enumerate(zip(row, ordinals, strict=True)):
+            require(
+                -1 <= token < vocabulary,
+                f"ids[{b}, {r}, 0] must be -1 or in the vocabulary of {vocabulary} tokens, got {token}",
+            )
+            require(
+                ordinal != 0 or r < nodes,
+                f"mask_ordinal[{b}, {r}] must not be 0, with {nodes} nodes tokens are rows 0..{nodes - 1}",
+            )

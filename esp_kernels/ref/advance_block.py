@@ -33,8 +33,8 @@ def advance_block(
 
     nodes = budget // (masks + 1) if widths is None else 1 + sum(widths)
     deepest = path.gather(1, accepted.clamp(min=0)[:, None].long()).clamp(min=0)
-    masks_of_deepest = nodes + deepest * masks + torch.arange(masks, device=ids.device)
-    rows = masks_of_deepest[..., None].expand(-1, -1, ids.shape[2])
+    guesses = nodes + deepest * masks + torch.arange(masks, device=ids.device)
+    rows = guesses.clamp(max=ids.shape[1] - 1)[..., None].expand(-1, -1, ids.shape[2])
     block = expand_tree(bonus, ids.gather(1, rows), logprobs.gather(1, rows), budget, masks, widths, prune)
 
     spare = (0, tokens.shape[1] - block[0].shape[1])

@@ -7,17 +7,19 @@ from typing import Any
 
 import torch
 
-from esp_decode.drafters import DRAFTERS, ArDrafter, Drafter, EspDrafter
-from esp_decode.loop import decode
+from esp_decode.drafters import DRAFTERS, Drafter, EspDrafter
+from esp_decode.loop import State, decode, new_state
 from esp_decode.model import Model
 from esp_decode.probe import DEFAULT_LAM, PROBES
-from esp_decode.tree import TreeShape
+from esp_decode.tree import PLAIN, TreeShape
 from esp_decode.weights import checkpoint_folder, load_model, load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # Rows that ride along for (nearly) nothing while a step is bound by reading the weights.
 DEFAULT_BUDGET = {"cpu": 6, "cuda": 60}
+
+GPU_ROWS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,15 @@ class Generation:
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """How drafts are made; `shape` is None for plain decoding."""
+    """How drafts are made; `shape` is None for plain decoding.
+
+    rows  of every block: on a GPU those of the budget, padded, for plain decoding too. Equal products then
+          give equal bits, and as long as a step is bound by reading the weights they cost the same.
+    """
 
     drafter: str
     shape: TreeShape | None
+    rows: int
     probe: str
     lam: float
     prune: bool
@@ -80,12 +87,12 @@ class DraftOptions:
         if not 0 <= lam <= 1:
             raise ValueError(f"lam must be 0 to 1, got {lam}")
         shape = TreeShape.parse(tree, budget, masks, DEFAULT_BUDGET.get(device, DEFAULT_BUDGET["cuda"]))
-        return cls(drafter, None if drafter == "ar" else shape, probe, lam, prune)
+        mine = PLAIN if drafter == "ar" else shape
+        rows = mine.rows if device == "cpu" else next(size for size in GPU_ROWS if size >= shape.rows)
+        return cls(drafter, None if drafter == "ar" else shape, rows, probe, lam, prune)
 
-    def drafter_for(self, model: Model, prompt: torch.Tensor) -> Drafter:
-        if self.shape is None:
-            return ArDrafter(model, prompt)
-        return EspDrafter(model, prompt, self.shape, self.probe, self.lam, self.prune)
+    def drafter_for(self, model: Model) -> Drafter:
+        return EspDrafter(model, self.shape or PLAIN, self.rows, self.probe, self.lam, self.prune)
 
 
 class Decoder:
@@ -100,6 +107,8 @@ class Decoder:
         self.tokenizer = tokenizer
         self.options = options
         self.model_name = model_name
+        self._drafter = options.drafter_for(model)
+        self._idle: list[State] = []  # of streams that have ended
 
     @classmethod
     def from_pretrained(
@@ -140,7 +149,11 @@ class Decoder:
         return cls(loaded, load_tokenizer(folder), options, model)
 
     def with_drafter(self, drafter: str, **draft_options: Any) -> "Decoder":
-        """The same model behind other drafts."""
+        """The same model behind other drafts; plain decoding in blocks of the same rows on a GPU."""
+        shape = self.options.shape
+        if drafter == "ar" and shape is not None:
+            same = {"budget": shape.budget, "masks": shape.masks, "tree": str(shape)}
+            draft_options = same | draft_options
         options = DraftOptions.check(self.device, drafter=drafter, **draft_options)
         return Decoder(self.model, self.tokenizer, options, self.model_name)
 
@@ -222,18 +235,28 @@ class Decoder:
     def _committed(self, prompt_ids: list[int], limit: int) -> Generator[list[int], None, None]:
         """The tokens of each forward, cut behind the end token and at `limit` tokens."""
         prompt = torch.tensor([prompt_ids], dtype=torch.int32, device=self.model.device)
-        drafter = self.options.drafter_for(self.model, prompt)
-        capacity = len(prompt_ids) + limit + drafter.rows + drafter.masks
-        for committed in decode(self.model, drafter, prompt, capacity):
-            tokens = [t for t in committed[0].tolist() if t >= 0][:limit]
-            end = next((i for i, t in enumerate(tokens) if t in self.model.eos_token_ids), None)
-            if end is not None:
-                yield tokens[: end + 1]
-                return
-            yield tokens
-            limit -= len(tokens)
-            if limit == 0:
-                return
+        state = self._take_state(len(prompt_ids) + limit + 2 * self._drafter.rows)
+        try:
+            for committed in decode(self.model, self._drafter, prompt, state):
+                tokens = [t for t in committed[0].tolist() if t >= 0][:limit]
+                end = next((i for i, t in enumerate(tokens) if t in self.model.eos_token_ids), None)
+                if end is not None:
+                    yield tokens[: end + 1]
+                    return
+                yield tokens
+                limit -= len(tokens)
+                if limit == 0:
+                    return
+        finally:
+            self._idle.append(state)
+
+    def _take_state(self, capacity: int) -> State:
+        """One that no other stream uses, with room for `capacity` slots; too small ones are dropped."""
+        while self._idle:
+            state = self._idle.pop()
+            if state.capacity >= capacity:
+                return state
+        return new_state(self.model, self._drafter, 1, -(-capacity // 256) * 256)
 
 
 class TextStream:

@@ -1,62 +1,84 @@
 """The decode loop: one forward a step verifies the last draft and proposes the next."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from esp_decode.cache import Cache
-from esp_decode.drafters import Drafter
+from esp_decode.drafters import Drafter, Verdict
+from esp_decode.graph import StepGraph
 from esp_decode.model import Model
 from esp_decode.tree import Block, chain_block
-from esp_decode.verify import Verdict, verify
 from esp_kernels.nvtx import span
 
 PREFILL_ROWS = 256
 
 
-def decode(model: Model, drafter: Drafter, prompt: torch.Tensor, capacity: int) -> Iterator[torch.Tensor]:
-    """Yields the tokens committed by prefill [B, 1], then by each decode call [B, T] (-1 behind the last).
+@dataclass
+class State:
+    """A batch that is being decoded. Its tensors keep their addresses: every step works in place.
 
-    prompt    [B, N] int32, N >= 1
-    capacity  slots of the cache: the prompt, the tokens to generate and `drafter.rows` more
+    probe  [B, masks, E] float32, what the mask rows carry
+    graph  the step as a CUDA graph over these tensors, once it is captured
     """
-    cache = model.new_cache(prompt.shape[0], capacity)
+
+    cache: Cache
+    block: Block
+    probe: torch.Tensor
+    graph: StepGraph | None = None
+
+    @property
+    def capacity(self) -> int:
+        return self.cache.k.shape[2]
+
+
+def new_state(model: Model, drafter: Drafter, batch: int, capacity: int) -> State:
+    """capacity: the slots of a sequence; its tokens and twice `drafter.rows` more."""
+    nothing = torch.zeros((batch, 1), dtype=torch.int32, device=model.device)
+    return State(model.new_cache(batch, capacity), *drafter.start(nothing))
+
+
+def decode(model: Model, drafter: Drafter, prompt: torch.Tensor, state: State) -> Iterator[torch.Tensor]:
+    """Yields the tokens [B, T] that each forward commits, -1 behind the last; the first one commits one.
+
+    prompt [B, N] int32, N >= 1
+    """
     with span("prefill"):
-        first, mask_logits = prefill(model, drafter, prompt, cache)
-    yield first[:, None]
-    block = drafter.draft(first, first[:, None].contiguous(), mask_logits)
+        prefill(model, drafter, prompt, state)
+    if model.device.type == "cuda":
+        if state.graph is None:
+            state.graph = StepGraph(lambda: step(model, drafter, state).committed, tensors_of(state))
+        yield from state.graph.replays()
     while True:
         with span("step"):
-            verdict, block = step(model, drafter, block, cache)
+            verdict = step(model, drafter, state)
         yield verdict.committed
 
 
-def prefill(
-    model: Model, drafter: Drafter, prompt: torch.Tensor, cache: Cache
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Caches the prompt. Returns the first token [B] and the logits [B, masks, V] of the masks behind it."""
-    *head, tail = prompt.split(PREFILL_ROWS, dim=1)
-    for tokens in head:
-        model.forward(chain_block(tokens, masks=0), drafter.probe, cache)
-        cache.advance(tokens.shape[1])
-    hidden = model.forward(chain_block(tail, drafter.masks), drafter.probe, cache)
-    cache.advance(tail.shape[1])
-    logits = model.lm_head(hidden[:, tail.shape[1] - 1 :])
-    return logits[:, 0].argmax(dim=-1).int(), logits[:, 1:]
+def prefill(model: Model, drafter: Drafter, prompt: torch.Tensor, state: State) -> None:
+    """Caches the prompt but for its last token, which is the root of the first block."""
+    block, probe = drafter.start(prompt)
+    state.probe.copy_(probe)
+    for mine, first in zip(vars(state.block).values(), vars(block).values(), strict=True):
+        mine.copy_(first)
+    state.cache.prefix_len.zero_()
+    no_probe = probe[:, :0]
+    for tokens in prompt[:, :-1].split(PREFILL_ROWS, dim=1):
+        # On a GPU equal prompts must meet equal products, whatever the drafter.
+        rows = PREFILL_ROWS if model.device.type == "cuda" else tokens.shape[1]
+        model.forward(chain_block(tokens, rows), no_probe, state.cache)
+        state.cache.advance(tokens.shape[1])
 
 
-def step(model: Model, drafter: Drafter, block: Block, cache: Cache) -> tuple[Verdict, Block]:
+def step(model: Model, drafter: Drafter, state: State) -> Verdict:
     """One decode call. The rows that are not accepted leave no trace: their slots are written over."""
-    logits = model.lm_head(model.forward(block, drafter.probe, cache))
-    verdict = verify(block, logits)
-    cache.commit(verdict.path, verdict.accepted)
-    mask_logits = logits_of_masks(logits, verdict.deepest, drafter.masks)
-    return verdict, drafter.draft(verdict.bonus, verdict.committed, mask_logits)
+    logits = model.lm_head(model.forward(state.block, state.probe, state.cache))
+    verdict = drafter.advance(logits, state.block, state.probe)
+    state.cache.commit(verdict.path, verdict.accepted)
+    return verdict
 
 
-def logits_of_masks(logits: torch.Tensor, owner: torch.Tensor, masks: int) -> torch.Tensor:
-    """The logits [B, masks, V] of the mask rows that belong to the rows `owner` [B]."""
-    nodes = logits.shape[1] // (masks + 1)
-    first = nodes + owner.long() * masks
-    rows = first[:, None] + torch.arange(masks, device=logits.device)
-    return logits.gather(1, rows[..., None].expand(-1, -1, logits.shape[2]))
+def tensors_of(state: State) -> list[torch.Tensor]:
+    """What a step changes, but for slots behind the prefix."""
+    return [state.probe, state.cache.prefix_len, *vars(state.block).values()]

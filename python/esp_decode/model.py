@@ -4,6 +4,7 @@ Each row's bits depend on its own token, ancestors and prefix alone, whatever el
 "Numerics" in CONTRIBUTING.md): that makes tree decoding equal plain decoding bit for bit.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,11 @@ class Model:
     @property
     def vocab_size(self) -> int:
         return self.embedding.shape[0]
+
+    @functools.cached_property
+    def vocab_mean(self) -> torch.Tensor:
+        """[E] float32, the mean of the embedding table."""
+        return self.embedding.float().mean(dim=0)
 
     @property
     def context(self) -> int:

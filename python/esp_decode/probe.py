@@ -2,7 +2,6 @@
 
 import torch
 
-import esp_kernels
 from esp_decode.model import Model
 
 PROBES = ("prompt-mean", "vocab-mean", "last-k", "sample")
@@ -22,7 +21,7 @@ def initial_probe(kind: str, model: Model, prompt: torch.Tensor, masks: int) -> 
         mean = model.embedding[prompt.long()].float().mean(dim=1, keepdim=True)
         return mean.repeat(1, masks, 1)
     if kind == "vocab-mean":
-        return model.embedding.float().mean(dim=0).repeat(batch, masks, 1)
+        return model.vocab_mean.repeat(batch, masks, 1)
     if kind == "last-k":
         last = torch.arange(prompt.shape[1] - masks, prompt.shape[1], device=prompt.device).clamp(min=0)
         return model.embedding[prompt[:, last].long()].float()
@@ -31,9 +30,3 @@ def initial_probe(kind: str, model: Model, prompt: torch.Tensor, masks: int) -> 
         noise = torch.randn((batch, masks, width), generator=torch.Generator().manual_seed(0))
         return mean + std * noise.to(mean.device)
     raise ValueError(f"probe must be one of {', '.join(PROBES)}, got {kind!r}")
-
-
-def update_probe(probe: torch.Tensor, model: Model, committed: torch.Tensor, lam: float) -> None:
-    """Eq. 5 for every committed token in order, in place: m <- m + lam (e - m)."""
-    if lam:
-        esp_kernels.update_probe(probe, model.embedding, committed, lam)

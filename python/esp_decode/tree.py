@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 import esp_kernels
 
@@ -24,15 +25,19 @@ class Block:
     ancestors: torch.Tensor
 
 
-def chain_block(tokens: torch.Tensor, masks: int) -> Block:
-    """The tokens [B, N] of a prompt one behind the other, then `masks` mask rows of the last one."""
+def with_metadata(tokens: torch.Tensor, parent: torch.Tensor, mask_ordinal: torch.Tensor, rows: int) -> Block:
+    """The block of these rows and padding up to `rows`."""
+    spare = (0, rows - tokens.shape[1])
+    parent = pad(parent, spare, value=esp_kernels.PADDING)
+    depth, ancestors = esp_kernels.tree_metadata(parent)
+    return Block(pad(tokens, spare, value=-1), parent, pad(mask_ordinal, spare, value=-1), depth, ancestors)
+
+
+def chain_block(tokens: torch.Tensor, rows: int) -> Block:
+    """The tokens [B, N] of a prompt one behind the other, then padding."""
     batch, length = tokens.shape
-    rows = length + masks
-    parent = torch.arange(-1, rows - 1, dtype=torch.int32, device=tokens.device).expand(batch, rows)
-    ordinal = (parent - (length - 2)).clamp(min=0)
-    padding = tokens.new_full((batch, masks), -1)
-    depth, ancestors = esp_kernels.tree_metadata(parent.contiguous())
-    return Block(torch.cat([tokens, padding], dim=1), parent.contiguous(), ordinal, depth, ancestors)
+    above = torch.arange(-1, length - 1, dtype=torch.int32, device=tokens.device).repeat(batch, 1)
+    return with_metadata(tokens, above, torch.zeros_like(above), rows)
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,9 @@ class TreeShape:
         return self.nodes * (self.masks + 1)
 
     @property
-    def levels(self) -> int:
-        return self.masks if self.widths is None else len(self.widths)
+    def widest(self) -> int:
+        """Drafts that may hang from one node; at least 1, the root's own choice."""
+        return max(1, self.nodes - 1 if self.widths is None else max(self.widths))
 
     def __str__(self) -> str:
         return "dynamic" if self.widths is None else "static:" + ",".join(map(str, self.widths))
@@ -79,6 +85,9 @@ class TreeShape:
                 f"tree {str(shape)!r} with masks={masks} needs a budget of {shape.rows} rows, got {budget}"
             )
         return shape
+
+
+PLAIN = TreeShape(budget=1, masks=0, widths=None)
 
 
 def _parse_widths(tree: str, masks: int) -> tuple[int, ...] | None:

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from esp_decode.loop import prefill
+from esp_decode.loop import new_state, prefill
 
 from .conftest import golden
 
@@ -51,8 +51,11 @@ def test_the_masks_behind_the_prompt_guess_the_same_tokens(smollm2):
     """Logits of mask rows, not only their consequences: the five best of each of three masks."""
     model = smollm2.model
     options = smollm2.with_drafter("esp", tree="static:7,5,3", masks=3, probe="vocab-mean").options
+    drafter = options.drafter_for(model)
     for case in CASES[::5]:
         prompt = torch.tensor([case["prompt_ids"]], dtype=torch.int32)
-        cache = model.new_cache(1, prompt.shape[1] + 3)
-        _, mask_logits = prefill(model, options.drafter_for(model, prompt), prompt, cache)
-        assert mask_logits[0].topk(5).indices.tolist() == case["first_mask_top5"]
+        state = new_state(model, drafter, 1, prompt.shape[1] + drafter.rows)
+        prefill(model, drafter, prompt, state)
+        logits = model.lm_head(model.forward(state.block, state.probe, state.cache))
+        masks = logits[0, state.block.mask_ordinal[0] > 0]
+        assert masks.topk(5).indices.tolist() == case["first_mask_top5"]

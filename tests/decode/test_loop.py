@@ -1,13 +1,15 @@
 """The loop itself: batches, chunked prefill, the cache's contents."""
 
+import itertools
+
 import pytest
 import torch
 
 from esp_decode import loop
 from esp_decode.cache import Cache
-from esp_decode.drafters import ArDrafter, EspDrafter
-from esp_decode.loop import decode, prefill, step
-from esp_decode.tree import Block, TreeShape
+from esp_decode.drafters import EspDrafter
+from esp_decode.loop import State, decode, new_state, prefill, step
+from esp_decode.tree import PLAIN, Block, TreeShape
 from esp_decode.weights import load_model
 
 
@@ -21,14 +23,19 @@ def prompt(length: int) -> torch.Tensor:
     return torch.randint(0, 128, (1, length), generator=generator, dtype=torch.int32)
 
 
-def esp(model, tokens: torch.Tensor, tree: str = "dynamic", masks: int = 1) -> EspDrafter:
+def esp(model, tree: str = "dynamic", masks: int = 1, rows: int | None = None) -> EspDrafter:
     shape = TreeShape.parse(tree, 24, masks, default_budget=24)
-    return EspDrafter(model, tokens, shape, "prompt-mean", 0.1, True)
+    return EspDrafter(model, shape, rows or shape.rows, "prompt-mean", 0.1, True)
+
+
+def plain(model, rows: int = 1) -> EspDrafter:
+    return EspDrafter(model, PLAIN, rows, "vocab-mean", 0.0, True)
 
 
 def tokens_of(model, drafter, tokens: torch.Tensor, count: int) -> list[int]:
+    state = new_state(model, drafter, 1, tokens.shape[1] + count + 64)
     committed: list[int] = []
-    for step_tokens in decode(model, drafter, tokens, capacity=tokens.shape[1] + count + 64):
+    for step_tokens in decode(model, drafter, tokens, state):
         committed += [t for t in step_tokens[0].tolist() if t >= 0]
         if len(committed) >= count:
             return committed[:count]
@@ -37,68 +44,109 @@ def tokens_of(model, drafter, tokens: torch.Tensor, count: int) -> list[int]:
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_chunked_prefill_changes_nothing(rows, model, monkeypatch):
-    tokens = prompt(70)
-    whole = model.new_cache(1, 80)
-    first, masks = prefill(model, esp(model, tokens), tokens, whole)
+    tokens, drafter = prompt(70), esp(model)
+    whole, chunked = (new_state(model, drafter, 1, 128) for _ in range(2))
+    prefill(model, drafter, tokens, whole)
     monkeypatch.setattr(loop, "PREFILL_ROWS", rows)
-    chunked = model.new_cache(1, 80)
-    again, masks_again = prefill(model, esp(model, tokens), tokens, chunked)
-    assert torch.equal(first, again) and torch.equal(masks, masks_again)
-    assert torch.equal(whole.k[:, :, :70], chunked.k[:, :, :70])
-    assert torch.equal(whole.v[:, :, :70], chunked.v[:, :, :70])
+    prefill(model, drafter, tokens, chunked)
+    assert whole.cache.prefix_len.tolist() == chunked.cache.prefix_len.tolist() == [69]
+    assert torch.equal(whole.cache.k[:, :, :69], chunked.cache.k[:, :, :69])
+    assert torch.equal(whole.cache.v[:, :, :69], chunked.cache.v[:, :, :69])
+
+
+def test_the_first_block_is_the_last_token_and_its_masks(model):
+    block, probe = esp(model, "static:2,1", masks=2, rows=16).start(prompt(9))
+    root = prompt(9)[0, -1].item()
+    assert block.tokens.tolist() == [[root] + [-1] * 15]
+    assert block.mask_ordinal.tolist() == [[0, -1, -1, -1, 1, 2] + [-1] * 10]
+    assert block.depth.tolist() == [[0, -1, -1, -1, 1, 2] + [-1] * 10]
+    assert probe.shape == (1, 2, 64)
 
 
 def test_the_cache_holds_what_plain_decoding_would(model):
     """Mask rows and rejected drafts leave no trace in the committed slots."""
-    tokens = prompt(40)
-    drafter = esp(model, tokens)
-    cache = model.new_cache(1, 160)
-    first, mask_logits = prefill(model, drafter, tokens, cache)
-    block = drafter.draft(first, first[:, None], mask_logits)
-    committed = [first.item()]
-    for _ in range(20):
-        verdict, block = step(model, drafter, block, cache)
-        committed += [t for t in verdict.committed[0].tolist() if t >= 0]
-    length = cache.prefix_len.item()
+    tokens, drafter = prompt(40), esp(model)
+    state = new_state(model, drafter, 1, 160)
+    committed = [
+        t
+        for some in itertools.islice(decode(model, drafter, tokens, state), 20)
+        for t in some[0].tolist()
+        if t >= 0
+    ]
+    length = state.cache.prefix_len.item()
     assert length == 40 + len(committed) - 1, "all but the next root are cached"
-    everything = torch.cat([tokens, torch.tensor([committed[:-1]], dtype=torch.int32)], dim=1)
-    plain = model.new_cache(1, 160)
-    prefill(model, ArDrafter(model, tokens), everything, plain)
-    assert torch.equal(cache.k[:, :, :length], plain.k[:, :, :length])
-    assert torch.equal(cache.v[:, :, :length], plain.v[:, :, :length])
+    everything = torch.cat([tokens, torch.tensor([committed], dtype=torch.int32)], dim=1)
+    other = new_state(model, plain(model), 1, 160)
+    prefill(model, plain(model), everything, other)
+    assert torch.equal(state.cache.k[:, :, :length], other.cache.k[:, :, :length])
+    assert torch.equal(state.cache.v[:, :, :length], other.cache.v[:, :, :length])
 
 
-def stack_caches(caches: list[Cache]) -> Cache:
-    return Cache(
-        k=torch.cat([c.k for c in caches], dim=1),
-        v=torch.cat([c.v for c in caches], dim=1),
-        cos=caches[0].cos,
-        sin=caches[0].sin,
-        prefix_len=torch.cat([c.prefix_len for c in caches]),
+@pytest.mark.parametrize("tree", ["dynamic", "static:5,2"])
+def test_padding_rows_change_nothing(tree, model):
+    """A GPU runs blocks padded to a bucket, for plain decoding too."""
+    tokens = prompt(20)
+    expected = tokens_of(model, plain(model), tokens, 40)
+    assert tokens_of(model, esp(model, tree, masks=2), tokens, 40) == expected
+    assert tokens_of(model, esp(model, tree, masks=2, rows=64), tokens, 40) == expected
+    assert tokens_of(model, plain(model, rows=16), tokens, 40) == expected
+
+
+def test_a_state_serves_prompt_after_prompt(model):
+    drafter = esp(model)
+    state = new_state(model, drafter, 1, 256)
+    for length in (33, 5, 64):
+        again = [c[0].tolist() for c in itertools.islice(decode(model, drafter, prompt(length), state), 12)]
+        fresh = new_state(model, drafter, 1, 256)
+        assert again == [
+            c[0].tolist() for c in itertools.islice(decode(model, drafter, prompt(length), fresh), 12)
+        ]
+
+
+def stack(states: list[State]) -> State:
+    caches = [s.cache for s in states]
+    blocks = [vars(s.block).values() for s in states]
+    return State(
+        Cache(
+            k=torch.cat([c.k for c in caches], dim=1),
+            v=torch.cat([c.v for c in caches], dim=1),
+            cos=caches[0].cos,
+            sin=caches[0].sin,
+            prefix_len=torch.cat([c.prefix_len for c in caches]),
+        ),
+        Block(*(torch.cat(parts) for parts in zip(*blocks, strict=True))),
+        torch.cat([s.probe for s in states]),
     )
-
-
-def stack_blocks(blocks: list[Block]) -> Block:
-    return Block(*(torch.cat(parts) for parts in zip(*(vars(b).values() for b in blocks), strict=True)))
 
 
 def test_a_ragged_batch_decodes_as_its_sequences_alone(model):
     """Different prefix lengths and a different tree a sequence, in one forward."""
+    drafter = esp(model)
     prompts = [prompt(5), prompt(33), prompt(64)]
-    alone = [tokens_of(model, esp(model, p), p, 40) for p in prompts]
-    caches, blocks, firsts = [], [], []
-    for p in prompts:
-        drafter = esp(model, p)
-        caches.append(model.new_cache(1, 256))
-        first, mask_logits = prefill(model, drafter, p, caches[-1])
-        blocks.append(drafter.draft(first, first[:, None], mask_logits))
-        firsts.append((first, drafter.probe))
-    batch = esp(model, torch.cat([p[:, :5] for p in prompts]))
-    batch.probe = torch.cat([probe for _, probe in firsts])
-    cache, block = stack_caches(caches), stack_blocks(blocks)
-    together = [[first.item()] for first, _ in firsts]
+    alone = [tokens_of(model, drafter, p, 40) for p in prompts]
+    states = [new_state(model, drafter, 1, 256) for _ in prompts]
+    for p, state in zip(prompts, states, strict=True):
+        prefill(model, drafter, p, state)
+    together, batch = [[], [], []], stack(states)
     while min(map(len, together)) < 40:
-        verdict, block = step(model, batch, block, cache)
+        verdict = step(model, drafter, batch)
         for tokens, row in zip(together, verdict.committed.tolist(), strict=True):
             tokens += [t for t in row if t >= 0]
     assert [t[:40] for t in together] == alone
+
+
+def test_a_padded_sequence_stays_one_and_harms_nobody(model):
+    drafter = esp(model)
+    states = [new_state(model, drafter, 1, 256) for _ in range(2)]
+    for state in states:
+        prefill(model, drafter, prompt(33), state)
+    expected = tokens_of(model, drafter, prompt(33), 30)
+    batch = stack(states)
+    for rows, nothing in zip(vars(batch.block).values(), (-1, -2, -1, -1, 0), strict=True):
+        rows[0] = nothing
+    committed: list[int] = []
+    while len(committed) < 30:
+        verdict = step(model, drafter, batch)
+        assert verdict.committed[0].eq(-1).all() and verdict.accepted[0] == -1
+        committed += [t for t in verdict.committed[1].tolist() if t >= 0]
+    assert committed[:30] == expected and batch.cache.prefix_len[0] == 32

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from esp_decode.probe import initial_probe, update_probe
+from esp_decode.probe import initial_probe
 from esp_decode.weights import load_model
 
 
@@ -44,19 +44,3 @@ def test_an_unknown_probe(model):
         ValueError, match="probe must be one of prompt-mean, vocab-mean, last-k, sample, got 'x'"
     ):
         initial_probe("x", model, PROMPT, 1)
-
-
-def test_update_is_equation_5_once_a_token_in_order(model):
-    probe = initial_probe("prompt-mean", model, PROMPT, 2)
-    expected = probe[0, 0].clone()
-    for token in [7, 8]:
-        expected += 0.1 * (model.embedding[token] - expected)
-    update_probe(probe, model, torch.tensor([[7, 8, -1]], dtype=torch.int32), 0.1)
-    torch.testing.assert_close(probe[0, 1], expected)
-
-
-def test_lambda_0_is_frozen(model):
-    probe = initial_probe("prompt-mean", model, PROMPT, 1)
-    before = probe.clone()
-    update_probe(probe, model, torch.tensor([[7]], dtype=torch.int32), 0.0)
-    assert torch.equal(probe, before)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-import esp_kernels
 from esp_decode.tree import TreeShape, chain_block
+from esp_kernels import PADDING
 
 
 @pytest.mark.parametrize(
@@ -52,25 +52,9 @@ def test_trees_that_do_not_fit(tree, budget, masks, sentence):
 
 
 def test_chain_block():
-    block = chain_block(torch.tensor([[7, 8, 9]], dtype=torch.int32), masks=2)
+    block = chain_block(torch.tensor([[7, 8, 9]], dtype=torch.int32), rows=5)
     assert block.tokens.tolist() == [[7, 8, 9, -1, -1]]
-    assert block.parent.tolist() == [[-1, 0, 1, 2, 3]]
-    assert block.mask_ordinal.tolist() == [[0, 0, 0, 1, 2]]
-    assert block.depth.tolist() == [[0, 1, 2, 3, 4]]
-    assert block.ancestors[..., 0].tolist() == [[1, 3, 7, 15, 31]]
-
-
-def test_the_metadata_of_a_static_tree_is_what_every_step_would_build(tiny_folder):
-    """It is built once; the tree's parents must therefore never change."""
-    from esp_decode.drafters import EspDrafter
-    from esp_decode.weights import load_model
-
-    model = load_model(tiny_folder("llama"), torch.float32, torch.device("cpu"))
-    shape = TreeShape.parse("static:7,3", None, 2, default_budget=10)
-    drafter = EspDrafter(model, torch.tensor([[5, 6]], dtype=torch.int32), shape, "vocab-mean", 0.0, True)
-    root, nothing = torch.tensor([3], dtype=torch.int32), torch.full((1, 1), -1, dtype=torch.int32)
-    blocks = [drafter.draft(root, nothing, torch.randn(1, 2, model.vocab_size)) for _ in range(3)]
-    for block in blocks:
-        depth, ancestors = esp_kernels.tree_metadata(block.parent)
-        assert torch.equal(block.depth, depth) and torch.equal(block.ancestors, ancestors)
-    assert not torch.equal(blocks[0].tokens, blocks[1].tokens)
+    assert block.parent.tolist() == [[-1, 0, 1, PADDING, PADDING]]
+    assert block.mask_ordinal.tolist() == [[0, 0, 0, -1, -1]]
+    assert block.depth.tolist() == [[0, 1, 2, -1, -1]]
+    assert block.ancestors[..., 0].tolist() == [[1, 3, 7, 0, 0]]

@@ -4,28 +4,24 @@ from typing import Protocol
 
 import torch
 
-from esp_decode.drafters.ar import ArDrafter
-from esp_decode.drafters.esp import EspDrafter
+from esp_decode.drafters.esp import EspDrafter, Verdict
 from esp_decode.tree import Block
 
 DRAFTERS = ("ar", "esp")
 
 
 class Drafter(Protocol):
-    """A drafter is used for one sequence batch at a time and is made anew for each.
+    """What a drafter knows of a sequence lies in its block and its probe, on the device."""
 
-    masks  mask rows a node
-    rows   rows of the largest block that `draft` returns
-    probe  [B, masks, E] float32, what the mask rows carry
-    """
+    @property
+    def rows(self) -> int:
+        """Rows of every block, padding included."""
 
-    masks: int
-    rows: int
-    probe: torch.Tensor
+    def start(self, prompt: torch.Tensor) -> tuple[Block, torch.Tensor]:
+        """The first block, with the last token of the prompt [B, N] for a root, and the probe."""
 
-    def draft(self, root: torch.Tensor, committed: torch.Tensor, mask_logits: torch.Tensor) -> Block:
-        """The next block for the roots [B], given the tokens just committed [B, N] (-1 behind the last) and
-        the logits [B, masks, V] of the masks of the deepest accepted row."""
+    def advance(self, logits: torch.Tensor, block: Block, probe: torch.Tensor) -> Verdict:
+        """Verify the block by its rows' logits [B, T, V]; block and probe become the next step's."""
 
 
-__all__ = ["DRAFTERS", "ArDrafter", "Drafter", "EspDrafter"]
+__all__ = ["DRAFTERS", "Drafter", "EspDrafter", "Verdict"]

@@ -1,41 +1,68 @@
 """Embedding-space probing: the tree comes from the masks of the deepest accepted row (paper, Section 3)."""
 
+from dataclasses import dataclass
+
 import torch
 
 import esp_kernels
 from esp_decode.model import Model
-from esp_decode.probe import initial_probe, update_probe
-from esp_decode.tree import Block, TreeShape
+from esp_decode.probe import initial_probe
+from esp_decode.tree import Block, TreeShape, with_metadata
 
 
+@dataclass
+class Verdict:
+    """path [B, T] the accepted rows in order, root first, -1 behind them; accepted [B] how many drafts, -1
+    for a padded sequence; committed [B, T] the tokens decided in this step, the next root last, then -1."""
+
+    path: torch.Tensor
+    accepted: torch.Tensor
+    committed: torch.Tensor
+
+
+@dataclass(frozen=True)
 class EspDrafter:
-    def __init__(
-        self, model: Model, prompt: torch.Tensor, shape: TreeShape, probe: str, lam: float, prune: bool
-    ):
-        self.masks = shape.masks
-        self.rows = shape.rows
-        self.probe = initial_probe(probe, model, prompt, shape.masks)
-        self._model = model
-        self._shape = shape
-        self._lam = lam
-        self._prune = prune
-        widest = max(shape.widths) if shape.widths else shape.nodes - 1
-        self._candidates = min(widest + prune, model.vocab_size)
-        self._structure: tuple[torch.Tensor, torch.Tensor] | None = None
+    """A tree of one row without masks is plain decoding."""
 
-    def draft(self, root: torch.Tensor, committed: torch.Tensor, mask_logits: torch.Tensor) -> Block:
-        update_probe(self.probe, self._model, committed, self._lam)
-        logprobs, ids = esp_kernels.topk_logprobs(mask_logits, self._candidates)
-        shape = self._shape
-        tokens, parent, ordinal = esp_kernels.expand_tree(
-            root, ids, logprobs, shape.budget, shape.masks, shape.widths, self._prune
+    model: Model
+    shape: TreeShape
+    rows: int
+    probe: str
+    lam: float
+    prune: bool
+
+    def start(self, prompt: torch.Tensor) -> tuple[Block, torch.Tensor]:
+        shape = self.shape
+        nothing = prompt.new_empty((prompt.shape[0], shape.masks, 0))
+        rows = esp_kernels.expand_tree(
+            prompt[:, -1].contiguous(),
+            nothing,
+            nothing.float(),
+            shape.rows,
+            shape.masks,
+            shape.widths,
+            self.prune,
         )
-        return Block(tokens, parent, ordinal, *self._metadata(parent))
+        return with_metadata(*rows, self.rows), initial_probe(self.probe, self.model, prompt, shape.masks)
 
-    def _metadata(self, parent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Depths and ancestor bits; those of a static tree are built once."""
-        if self._shape.widths is None:
-            return esp_kernels.tree_metadata(parent)
-        if self._structure is None:
-            self._structure = esp_kernels.tree_metadata(parent)
-        return self._structure
+    def advance(self, logits: torch.Tensor, block: Block, probe: torch.Tensor) -> Verdict:
+        shape = self.shape
+        logprobs, ids = esp_kernels.topk_logprobs(logits, min(shape.widest + self.prune, logits.shape[-1]))
+        return Verdict(
+            *esp_kernels.advance_block(
+                ids,
+                logprobs,
+                block.tokens,
+                block.parent,
+                block.mask_ordinal,
+                block.depth,
+                block.ancestors,
+                probe,
+                self.model.embedding,
+                self.lam,
+                shape.rows,
+                shape.masks,
+                shape.widths,
+                self.prune,
+            )
+        )
