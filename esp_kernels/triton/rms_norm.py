@@ -37,7 +37,7 @@ def rms_norm(
     outer, inner, n = x.shape
     block = triton.next_power_of_2(n)
     block_rows = max(1, 1024 // block)
-    warps = min(max(block // 512, 4), 16)
+    warps = min(max(block // 512, 4), 8)
     # Unfused, so that a square is rounded before it is added whichever way the sum is compiled.
     _rms_norm_kernel[triton.cdiv(outer * inner, block_rows),](
         x, weight, residual, y, outer * inner, inner, x.stride(0), x.stride(1), eps,

@@ -79,10 +79,7 @@ def test_cpp_serves_the_cpu_only():
 
 def test_triton_serves_the_cpu_only_interpreted():
     done = run("esp_kernels.swiglu(torch.ones(1, 4), backend='triton')")
-    assert (
-        "ValueError: backend 'triton' cannot serve swiglu: it runs on cuda, or interpreted on cpu"
-        in done.stderr
-    )
+    assert "cannot serve swiglu: it runs on cuda, or interpreted on cpu" in done.stderr
 
 
 def test_auto_never_interprets():
