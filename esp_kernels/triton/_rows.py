@@ -17,8 +17,8 @@ def _log2(n):
 
 @triton.jit
 def pairwise_sum(x):
-    """The sum over the last dimension of x [M, N], N a power of two, in an order that does not depend on how the
-    compiler lays x out over threads: halves until they have 2048 elements, then neighbours."""
+    """The sum over the last dimension of x [M, N], N a power of two, in an order that does not depend on how
+    the compiler lays x out over threads: halves until they have 2048 elements, then neighbours."""
     M: tl.constexpr = x.shape[0]
     N: tl.constexpr = x.shape[1]
     for level in tl.static_range(1, _log2(N) + 1):

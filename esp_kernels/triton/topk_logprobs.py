@@ -1,5 +1,5 @@
-"""Log-softmax and top-k in two launches: parts of the vocabulary, whose bounds depend on its size alone, then each
-row's parts. A part stays in registers; its k best are sought among the best of COLUMNS columns, a thread each.
+"""Log-softmax and top-k in two launches: parts of the vocabulary, whose bounds depend on its size alone, then
+each row's parts. A part stays in registers; its k best are sought among the best of its columns, one a thread.
 """
 
 import torch
@@ -22,16 +22,12 @@ def _load_logits(start, at, inside):
 
 @triton.jit
 def _keys_of(logit, dtype: tl.constexpr, PART: tl.constexpr):
-    """A part's candidates as integers: the larger the better, first by the logit, then by the lower place, which the
-    low 16 bits hold inverted. A bfloat16 leaves those free."""
+    """A part's candidates as integers: the larger the better, first by the logit, then by the lower place,
+    which the low 16 bits hold inverted. A bfloat16 leaves those free."""
     bits = logit.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     place = 65535 - tl.arange(0, PART)
-    if dtype == tl.bfloat16:
-        key = (ordered & -65536) | place
-    else:
-        key = ordered.to(tl.int64) * 65536 + place
-    return key
+    return (ordered & -65536) | place if dtype == tl.bfloat16 else ordered.to(tl.int64) * 65536 + place
 
 
 @triton.jit
@@ -47,7 +43,7 @@ def _next_of_columns(keys, best):
 
 @triton.jit
 def _best(keys, PART: tl.constexpr, VECTOR: tl.constexpr, K: tl.constexpr):
-    """The K best keys, descending: those among the columns' best, then among their second best, and so on for as
+    """The K best keys, descending: among the columns' best, then among their second best, and so on for as
     long as one of these beats the worst of the K. Two or three rounds are usual, K the most there can be."""
     keys = tl.reshape(keys, [PART // (COLUMNS * VECTOR), COLUMNS, VECTOR])
     best = _best_of_columns(keys)
