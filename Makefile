@@ -25,9 +25,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 test: $(VENV)/.installed
 	$(PYTEST) tests
 
-# Every prompt, probe and tree of the golden file (about an hour on two cores; `make test` runs a part).
+# Every prompt of the golden file with every probe and tree (two hours on two cores; `make test` runs a part).
 golden: $(VENV)/.installed
-	ESP_GOLDEN=all $(PYTEST) tests/decode/test_golden.py
+	ESP_GOLDEN=all $(PYTEST) tests/decode/test_golden.py tests/decode/test_lossless.py
 
 SANITIZED := build/sanitized
 SANITIZER_LIBRARIES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)

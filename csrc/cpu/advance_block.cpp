@@ -36,7 +36,8 @@ void expand(const AdvanceBlockArgs& a, const Ints& bonus) {
     std::copy_n(a.logprobs + first, level, logprobs.data() + b * level);
   }
   expand_tree_cpu({bonus.data(), ids.data(), logprobs.data(), tokens.data(), parent.data(),
-                   mask_ordinal.data(), a.batch, a.masks, a.candidates, a.nodes, a.masks, a.widths, a.width_levels, a.prune});
+                   mask_ordinal.data(), a.batch, a.masks, a.candidates, a.nodes, a.masks, a.widths,
+                   a.width_levels, a.prune});
   const auto place = [&](const Ints& next, int32_t* rows, int32_t padding) {
     for (int64_t b = 0; b < a.batch; ++b, rows += a.rows) {
       std::copy_n(next.data() + b * size, size, rows);

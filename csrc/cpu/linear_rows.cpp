@@ -1,6 +1,6 @@
 // Bytes: the weight once for every kGroup rows; x, bias and y once. FLOPs: 2 rows k n.
 //
-// An output is one float32 lane: it adds up x[i] * w[i] in order within each kDepth of k, then those sums in
+// bfloat16 on a CPU with AMX: see linear_rows_amx.h. Else an output is one float32 lane: it adds up x[i] * w[i] in order within each kDepth of k, then those sums in
 // order, then the bias. Tiles and threads only choose which lanes run together, so they cannot change a bit.
 #include "esp/linear_rows.h"
 
@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "esp/cpu.h"
+#include "linear_rows_amx.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int64_t kDepth = 64;    // k of a block, even: 8 KB of float32 weights in L1, and as much on its way
 constexpr int64_t kGroup = 120;   // rows that share one read of a panel; a multiple of every tile
+constexpr int64_t kAhead = 8192;  // elements of bfloat16 weights
 constexpr int64_t kStage = 1920;  // rows that are packed at once, which bounds the scratch memory
 
 // One block of a panel against one tile of rows.
@@ -223,12 +225,62 @@ void linear_rows(const LinearRowsArgs& a) {
   }
 }
 
+// Tiles of equally many rows, at most 16; the last one may begin within the one before it.
+struct RowTiles {
+  int64_t rows, count, size;
+
+  explicit RowTiles(int64_t rows)
+      : rows(rows), count((rows + kTileRows - 1) / kTileRows), size((rows + count - 1) / count) {}
+  int64_t row(int64_t t) const { return std::min(t * size, rows - size); }
+};
+
+void multiply_by_tiles(const LinearRowsArgs& a, const bf16* x, int64_t stride_x, const RowTiles& tiles,
+                       int64_t panel) {
+  alignas(64) float sums[2 * kTileRows * kPanel];
+  const int64_t column = panel * kPanel, width = std::min<int64_t>(kPanel, a.n - column);
+  const bf16* w = static_cast<const bf16*>(a.packed) + column * ((a.k + 1) / 2 * 2);
+  const bf16* bias = a.bias ? static_cast<const bf16*>(a.bias) + column : nullptr;
+  for (int64_t t = 0; t < tiles.count; t += 2) {
+    const bool two = t + 1 < tiles.count;
+    const int64_t ahead = t == 0 ? kAhead : 0;
+    const bf16 *x0 = x + tiles.row(t) * stride_x, *x1 = x + tiles.row(t + two) * stride_x;
+    if (two) multiply_panel<true>(x0, x1, stride_x, w, a.k, ahead, sums);
+    else multiply_panel<false>(x0, x1, stride_x, w, a.k, ahead, sums);
+    for (int64_t i = 0; i <= two; ++i)
+      for (int64_t r = 0; r < tiles.size; ++r)
+        store_row(sums + (i * kTileRows + r) * kPanel, bias,
+                  static_cast<bf16*>(a.y) + (tiles.row(t + i) + r) * a.n + column, width);
+  }
+}
+
+void linear_rows_by_tiles(const LinearRowsArgs& a) {
+  const RowTiles tiles(a.rows);
+  const int64_t panels = (a.n + kPanel - 1) / kPanel, padded = (a.k + kTileK - 1) / kTileK * kTileK;
+  const bf16* x = static_cast<const bf16*>(a.x);
+  int64_t stride_x = a.stride_x;
+  std::unique_ptr<bf16[]> copy;
+  if (padded != a.k) {
+    copy = std::make_unique<bf16[]>(a.rows * padded);
+    for (int64_t r = 0; r < a.rows; ++r) std::copy_n(x + r * stride_x, a.k, copy.get() + r * padded);
+    x = copy.get();
+    stride_x = padded;
+  }
+#pragma omp parallel if (a.rows * a.k * a.n > 65536)
+  {
+    take_tiles(tiles.size);
+#pragma omp for schedule(static) nowait
+    for (int64_t p = 0; p < panels; ++p) multiply_by_tiles(a, x, stride_x, tiles, p);
+    release_tiles();
+  }
+}
+
 }  // namespace
 
 void linear_rows_cpu(const LinearRowsArgs& a) {
+  if (a.rows == 0) return;
   switch (a.dtype) {
     case DType::f32: return linear_rows<float>(a);
-    case DType::bf16: return linear_rows<bf16>(a);
+    case DType::bf16: return has_tiles() ? linear_rows_by_tiles(a) : linear_rows<bf16>(a);
     case DType::f16: return linear_rows<f16>(a);
   }
 }

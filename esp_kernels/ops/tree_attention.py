@@ -54,8 +54,8 @@ def tree_attention(
     q and the caches may have any stride but in the last dimension; index tensors are contiguous. Sums are
     taken in float32 and rounded once. A row's result depends on nothing but its own q and the keys that it
     sees in the order of their positions: not on T, B, the other rows, pages, strides or threads, and not on
-    whether an ancestor is still in the block or in the prefix by now. Slots that no row sees are not used, so
-    they may hold anything.
+    whether an ancestor is still in the block or in the prefix by now (on Triton down to a depth of 16). Slots
+    that no row sees are not used, so they may hold anything.
     Raises ValueError on shapes, dtypes, devices or strides that are not as above; on the CPU also on
     prefix_len or pages out of range, and on ancestors that are not one row of each depth.
     """

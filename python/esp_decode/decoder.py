@@ -17,7 +17,7 @@ from esp_decode.weights import checkpoint_folder, load_model, load_tokenizer
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # Rows that ride along for (nearly) nothing while a step is bound by reading the weights.
-DEFAULT_BUDGET = {"cpu": 6, "cuda": 60}
+DEFAULT_BUDGET = {"cpu": 10, "cuda": 60}
 
 GPU_ROWS = (16, 32, 64, 128)
 

@@ -18,6 +18,16 @@ from .blocks import DTYPES, assert_same, block, blocks, chain, check_accuracy
 @settings(deadline=None, max_examples=25)
 @given(blocks())
 def test_random_trees_match_float64(backend, drawn):
+    check_random_tree(backend, drawn)
+
+
+@settings(deadline=None, max_examples=8)
+@given(blocks(small=True))
+def test_small_random_trees_match_float64(drawn):
+    check_random_tree("triton", drawn)
+
+
+def check_random_tree(backend, drawn):
     case, page_size, gaps = drawn
     caches, table = case.poisoned_caches(), None
     if page_size:
@@ -31,7 +41,9 @@ def test_random_trees_match_float64(backend, drawn):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "group"), [(64, 3), (80, 1), (96, 8), (128, 4), (256, 2)])
 def test_as_accurate_as_pytorch(dim, group, dtype, backend, rng):
-    case = block([1000], [random_tree(30, rng)], heads=2 * group, dim=dim, dtype=dtype)
+    prefix, rows, kv_heads = (600, 7, 1) if backend == "triton" else (1000, 30, 2)
+    tree = random_tree(rows, rng)
+    case = block([prefix], [tree], kv_heads * group, kv_heads, dim, dtype)
     check_accuracy(case, case.run(backend), factor=2.0)
 
 
@@ -40,7 +52,7 @@ def test_as_accurate_as_pytorch(dim, group, dtype, backend, rng):
     "parent", [[-1], chain(9), [-1, *[0] * 8], chain(65)], ids=["root", "chain", "flat", "65"]
 )
 def test_degenerate_trees(parent, prefix, backend, rng):
-    case = block([prefix], [parent])
+    case = block([prefix], [parent], heads=2, kv_heads=1)
     check_accuracy(case, case.run(backend))
 
 
@@ -90,7 +102,8 @@ def test_window_goes_by_depth_not_by_row(backend, rng):
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64])
 def test_branches_across_pages(page_size, backend, rng):
-    case = block([61, 5], [random_tree(30, rng, reach=5), random_tree(30, rng)])
+    rows = 9 if backend == "triton" else 30
+    case = block([61, 5], [random_tree(rows, rng, reach=5), random_tree(rows, rng)])
     (k, table), (v, _) = (paged(x, page_size, random.Random(2)) for x in case.poisoned_caches())
     check_accuracy(case, case.run(backend, (k, v), table))
 
@@ -115,13 +128,14 @@ def test_the_tree_is_read_and_not_assumed(backend, rng):
     assert_same(case.run(backend), first)
 
 
-def test_a_bad_key_reaches_those_that_see_it_and_no_other(rng):
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+def test_a_bad_key_reaches_those_that_see_it_and_no_other(backend, rng):
     parent = [-1, 0, 0, 1, 2]
     for bad, touched in ((3, range(5)), (10 + 1, (1, 3))):
         for cache in ("k", "v"):
             case = block([10], [parent])
             getattr(case, cache)[0, bad] = torch.nan
-            out, lse = case.run("cpp")
+            out, lse = case.run(backend)
             assert out.isnan().any(-1).all(-1)[0].tolist() == [r in touched for r in range(5)]
             assert lse.isnan().any(-1)[0].tolist() == [cache == "k" and r in touched for r in range(5)]
 
@@ -131,6 +145,12 @@ def test_a_window_ends_what_a_bad_key_touches(rng):
     case.v[0, 103] = torch.nan
     out, _ = case.run("cpp")
     assert out.isnan().any(-1).any(-1)[0].tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("window", [None, 4500])
+def test_a_prefix_of_more_chunks_than_splits(window, backend, rng):
+    case = block([4900], [[-1, 0, 1]], heads=2, kv_heads=1, dim=16, window=window)
+    check_accuracy(case, case.run(backend))
 
 
 def test_large_scores_stay_finite(backend, rng):
