@@ -80,6 +80,8 @@ def report(target: str) -> list[str]:
     """One line a kernel and case, in the order of the cases."""
     lines: list[str] = []
     for case, run in cases():
+        if target == "gfx942" and case.startswith("gemma"):
+            continue  # heads of 256 take more shared memory than it has
         for kernel in compiled(run, target):
             found = resources(kernel, target)
             fields = " ".join(f"{name}={value}" for name, value in found.items())
