@@ -5,6 +5,7 @@ Whatever needs torch is imported inside the commands, so that help and mistakes 
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 import warnings
@@ -74,7 +75,7 @@ class Parser(argparse.ArgumentParser):
 
 def _parser() -> Parser:
     parser = Parser(prog="esp", description="Training-free multi-token prediction with a frozen model.")
-    commands = parser.add_subparsers(required=True, metavar="generate|doctor")
+    commands = parser.add_subparsers(required=True, metavar="generate|doctor|roofline")
     _add_generate(
         commands.add_parser(
             "generate",
@@ -88,6 +89,8 @@ def _parser() -> Parser:
     doctor = commands.add_parser("doctor", help=sentence, description=f"{sentence.capitalize()}.")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(command=_doctor)
+    sentence = "predict a step's time on a GPU from data sheets: bytes and FLOPs of every op"
+    _add_roofline(commands.add_parser("roofline", help=sentence, description=f"{sentence.capitalize()}."))
     return parser
 
 
@@ -142,3 +145,29 @@ def _doctor(arguments: argparse.Namespace, out: TextIO) -> None:
 
     found = doctor.examine()
     out.write(doctor.as_json(found) if arguments.json else doctor.as_text(found))
+
+
+def _add_roofline(parser: argparse.ArgumentParser) -> None:
+    from esp_decode.roofline import CARDS
+
+    parser.add_argument(
+        "--model", default="llama-3.1-8b", help="name, folder or hub id (default: %(default)s)"
+    )
+    parser.add_argument("--gpu", choices=tuple(CARDS), default="h100", help="default: %(default)s")
+    parser.add_argument("--budget", type=_count, default=60, metavar="BC", help="rows (default: %(default)s)")
+    parser.add_argument(
+        "--prefix", type=_count, default=4096, metavar="N", help="cached tokens (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(command=_roofline)
+
+
+def _roofline(arguments: argparse.Namespace, out: TextIO) -> None:
+    from esp_decode import roofline
+
+    shape, card = roofline.shape_of(arguments.model), roofline.CARDS[arguments.gpu]
+    found = roofline.predict(shape, card, arguments.prefix, arguments.budget)
+    if arguments.json:
+        out.write(json.dumps({"model": arguments.model, **found}) + "\n")
+    else:
+        roofline.print_tables(arguments.model, found, out)
