@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from esp_kernels._check import require
+from esp_kernels.triton._device import capability, check_float8
 
 SPLITS = tl.constexpr(16)
 CHUNK = tl.constexpr(256)
@@ -274,12 +274,8 @@ def tree_attention(
         return out, lse
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
-    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
-    require(
-        k_cache.dtype == q.dtype or capability >= (8, 9),
-        "k_cache may be float8_e4m3fn from compute capability 8.9 on, got {}.{}".format(*capability),
-    )
-    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, capability == (9, 0))
+    check_float8(k_cache, "k_cache")
+    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, capability(q) == (9, 0))
     tops, totals = lse.new_empty((2, SPLITS.value, batch, rows, heads))
     partial = lse.new_empty((SPLITS.value, batch, rows, heads, dim))
 
