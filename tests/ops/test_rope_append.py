@@ -117,8 +117,8 @@ def assert_correct(block: Block, backend: str) -> None:
     ],
 )
 def test_matches_float64(batch, rows, q_heads, kv_heads, n, rotary, page_size, dtype, backend, rng):
-    if backend == "triton" and (page_size, dtype) != (16, torch.bfloat16):
-        batch, rows = 1, min(rows, 7)  # two programs a row
+    if backend == "triton" and (rows, page_size, dtype) != (65, 16, torch.bfloat16):
+        batch, rows = min(batch, 2), min(rows, 5)  # a row is two programs
     block = Block(rng, batch, rows, q_heads, kv_heads, n, rotary, dtype, padding=rows // 4)
     assert_correct(block.paged(page_size, rng) if page_size else block, backend)
 
