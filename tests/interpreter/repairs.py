@@ -85,7 +85,9 @@ def install() -> None:
 
     def binary_op(self, left, right, op):
         if not (is_bf16(left) or is_bf16(right)) or op in BITWISE:
-            return binary(self, left, right, op)
+            result = binary(self, left, right, op)
+            # Triton calls the outcome of a comparison what was compared, and spreads a scalar one as that.
+            return Handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
         result = op(as_float32(left).data, as_float32(right).data)
         if result.dtype == np.bool_:
             return Handle(result, tl.int1)
@@ -104,10 +106,6 @@ def install() -> None:
         data = np.bitwise_xor.reduce(value.handle.data, axis=self.axis, keepdims=self.keep_dims)
         return self.to_tensor(data, value.dtype)
 
-    def create_splat(self, target, value):
-        # A comparison's result still bears the type of what it compares; as that type it would be no mask.
-        return Handle(np.full(target.shape, value.data.ravel()[0], value.data.dtype), value.dtype.scalar)
-
     def launch(self, *args, **kwargs):
         patched.clear()
         return run_grid(self, *args, **kwargs)
@@ -125,6 +123,5 @@ def install() -> None:
     interpreter.InterpretedFunction.__call__ = call_device_function
     tl.standard.sort_impl = sort_impl
     interpreter.ReduceOps.apply_impl = apply_impl
-    Builder.create_splat = create_splat
     Builder.create_dot, Builder.binary_op, Builder.unary_op = create_dot, binary_op, unary_op
     Builder.cast_impl, Builder.create_fp_to_fp = cast_impl, create_fp_to_fp

@@ -153,7 +153,7 @@ def test_step_after_step(rows, budget, masks, widths, prune, backend, rng):
         for name, expected in tensors_of(sequences).items():
             assert torch.equal(block[name], expected), name
         torch.testing.assert_close(probe, expected_probe)
-    assert accepted_drafts > 0 or rows < 10 or masks == 0
+    assert accepted_drafts > 0 or rows < 10 or masks == 0 or backend == "triton"
 
 
 def test_lam_0_leaves_the_probe_alone(backend, rng):
