@@ -47,7 +47,8 @@ RopeAppendArgs::Rows rows_of(const at::Tensor& t) {
 at::Tensor rope_append(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cos,
                        const at::Tensor& sin, const at::Tensor& prefix_len, const at::Tensor& depth,
                        const at::Tensor& k_cache, const at::Tensor& v_cache,
-                       const std::optional<at::Tensor>& block_table) {
+                       const std::optional<at::Tensor>& block_table,
+                       const std::optional<at::Tensor>& k_scale, const std::optional<at::Tensor>& v_scale) {
   const DType dtype = check_float(q, "q");
   check_shape(q, "q", {kAny, kAny, kAny, kAny});
   check_rows(q, "q");
@@ -68,9 +69,17 @@ at::Tensor rope_append(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   check_contiguous(sin, "sin");
   check_index(prefix_len, "prefix_len", q, {batch});
   check_index(depth, "depth", q, {batch, rows});
-  check_like(k_cache, "k_cache", q, {block_table ? kAny : batch, kAny, kv_heads, n});
+  check_device(k_cache, "k_cache", q);
+  ESP_REQUIRE(k_cache.scalar_type() != at::kFloat8_e4m3fn,
+              "k_cache is float8_e4m3fn, which backend 'cpp' does not write; 'ref' and 'triton' do");
+  ESP_REQUIRE(k_cache.scalar_type() == q.scalar_type(), "k_cache must be ", name_of(q.scalar_type()),
+              " or float8_e4m3fn, got ", name_of(k_cache.scalar_type()));
+  check_shape(k_cache, "k_cache", {block_table ? kAny : batch, kAny, kv_heads, n});
+  check_rows(k_cache, "k_cache");
   check_like(v_cache, "v_cache", q, {k_cache.size(0), k_cache.size(1), kv_heads, n});
   const Pages pages = pages_of(k_cache, block_table, batch);
+  ESP_REQUIRE(!k_scale, "k_scale goes with float8_e4m3fn caches, got ", name_of(k_cache.scalar_type()));
+  ESP_REQUIRE(!v_scale, "v_scale goes with float8_e4m3fn caches, got ", name_of(k_cache.scalar_type()));
 
   const int32_t *prefix = prefix_len.const_data_ptr<int32_t>(), *depths = depth.const_data_ptr<int32_t>();
   for (int64_t b = 0; b < batch; ++b)

@@ -66,6 +66,20 @@ def check_like(t: torch.Tensor, name: str, like: torch.Tensor, *dims: int) -> No
     check_rows(t, name)
 
 
+def check_scale(scale: torch.Tensor | None, name: str, cache: torch.Tensor) -> None:
+    """Float32 factors of a float8_e4m3fn cache [..., Hkv, D], one a head, or none."""
+    if scale is None:
+        return
+    require(
+        cache.dtype == torch.float8_e4m3fn,
+        f"{name} goes with float8_e4m3fn caches, got {name_of(cache.dtype)}",
+    )
+    check_device(scale, name, cache)
+    check_dtype(scale, name, torch.float32)
+    check_shape(scale, name, cache.shape[2])
+    check_contiguous(scale, name)
+
+
 def check_slot(cache: torch.Tensor, block_table: torch.Tensor | None, b: int, prefix: int, row: int) -> None:
     """Row `row` of sequence b's block has a slot in the dense or paged `cache`."""
     pages, page_size = cache.shape[:2]

@@ -9,7 +9,8 @@ SCHEMAS = {
     "embed_block": "(Tensor tokens, Tensor mask_ordinal, Tensor embedding, Tensor probe) -> Tensor",
     "rms_norm": "(Tensor x, Tensor weight, float eps, Tensor(a!)? residual=None) -> Tensor",
     "rope_append": "(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor prefix_len, Tensor depth, "
-    "Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? block_table=None) -> Tensor",
+    "Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? block_table=None, Tensor? k_scale=None, "
+    "Tensor? v_scale=None) -> Tensor",
     "tree_attention": "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor prefix_len, Tensor ancestors, "
     "Tensor depth, Tensor? block_table=None, float? scale=None, int? window=None, float? softcap=None, "
     "Tensor? sinks=None, Tensor? k_scale=None, Tensor? v_scale=None) -> (Tensor out, Tensor lse)",

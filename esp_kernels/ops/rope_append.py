@@ -12,8 +12,10 @@ from esp_kernels._check import (
     check_index,
     check_like,
     check_rows,
+    check_scale,
     check_shape,
     check_slot,
+    name_of,
     require,
 )
 
@@ -29,6 +31,8 @@ def rope_append(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     *,
     backend: str = "auto",
 ) -> torch.Tensor:
@@ -40,9 +44,12 @@ def rope_append(
                  half-split form (x[i], x[i + R / 2]), the others pass through
     prefix_len   [B] int32, cached positions of each sequence
     depth        [B, T] int32, distance of a row to the root; -1 for a padding row
-    k_cache,     [B, S, Hkv, D], or pages [pages, page_size, Hkv, D] with a block_table; q's dtype; any stride
-    v_cache      but in the last dimension. Written IN PLACE
+    k_cache,     [B, S, Hkv, D], or pages [pages, page_size, Hkv, D] with a block_table; q's dtype, or
+    v_cache      float8_e4m3fn (not on cpp); any stride but in the last dimension. Written IN PLACE
     block_table  [B, max_pages] int32: slot s is row s % page_size of page block_table[b, s // page_size]
+    k_scale      [Hkv] float32, for float8_e4m3fn caches: k_cache * k_scale is the key, so the rotated k is
+                 multiplied by 1 / k_scale in float32, and beyond 448 it becomes 448; None: 1
+    v_scale      as k_scale, for values
     returns      [B, T, Hq, D] contiguous, q's dtype: the rotated q; the rotation is computed in float32 and
                  rounded once
 
@@ -52,7 +59,7 @@ def rope_append(
     0..pages-1 and positions outside cos.
     """
     run = _backend.select("rope_append", backend, q, "q")
-    return run(q, k, v, cos, sin, prefix_len, depth, k_cache, v_cache, block_table)
+    return run(q, k, v, cos, sin, prefix_len, depth, k_cache, v_cache, block_table, k_scale, v_scale)
 
 
 def check(
@@ -66,6 +73,8 @@ def check(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     check_float(q, "q")
     check_shape(q, "q", ANY, ANY, ANY, ANY)
@@ -86,10 +95,18 @@ def check(
     check_contiguous(sin, "sin")
     check_index(prefix_len, "prefix_len", q, batch)
     check_index(depth, "depth", q, batch, rows)
-    check_like(k_cache, "k_cache", q, batch if block_table is None else ANY, ANY, kv_heads, n)
-    check_like(v_cache, "v_cache", q, k_cache.shape[0], k_cache.shape[1], kv_heads, n)
+    check_device(k_cache, "k_cache", q)
+    require(
+        k_cache.dtype in (q.dtype, torch.float8_e4m3fn),
+        f"k_cache must be {name_of(q.dtype)} or float8_e4m3fn, got {name_of(k_cache.dtype)}",
+    )
+    check_shape(k_cache, "k_cache", batch if block_table is None else ANY, ANY, kv_heads, n)
+    check_rows(k_cache, "k_cache")
+    check_like(v_cache, "v_cache", k_cache, k_cache.shape[0], k_cache.shape[1], kv_heads, n)
     if block_table is not None:
         check_index(block_table, "block_table", q, batch, ANY)
+    check_scale(k_scale, "k_scale", k_cache)
+    check_scale(v_scale, "v_scale", k_cache)
     if q.device.type != "cpu":
         return
     prefix = prefix_len.tolist()

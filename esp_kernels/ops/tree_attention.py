@@ -13,6 +13,7 @@ from esp_kernels._check import (
     check_float,
     check_index,
     check_rows,
+    check_scale,
     check_shape,
     name_of,
     require,
@@ -130,16 +131,8 @@ def check(
         check_dtype(sinks, "sinks", torch.float32)
         check_shape(sinks, "sinks", heads)
         check_contiguous(sinks, "sinks")
-    for scales, name in ((k_scale, "k_scale"), (v_scale, "v_scale")):
-        if scales is not None:
-            require(
-                k_cache.dtype == torch.float8_e4m3fn,
-                f"{name} goes with float8_e4m3fn caches, got {name_of(k_cache.dtype)}",
-            )
-            check_device(scales, name, q)
-            check_dtype(scales, name, torch.float32)
-            check_shape(scales, name, kv_heads)
-            check_contiguous(scales, name)
+    check_scale(k_scale, "k_scale", k_cache)
+    check_scale(v_scale, "v_scale", k_cache)
     if q.device.type == "cpu":
         _check_tree(ancestors, depth)
         _check_slots(prefix_len, block_table, pages, page_size, rows)

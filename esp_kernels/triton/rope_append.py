@@ -2,11 +2,31 @@ import torch
 import triton
 import triton.language as tl
 
+from esp_kernels.triton._device import check_float8
+
+
+@triton.jit
+def _store(target, x, scale, mask):
+    """Float32 x, rounded once; in a float8_e4m3fn cache over its head's scale and kept finite."""
+    dtype: tl.constexpr = target.dtype.element_ty
+    if scale is not None:
+        x *= tl.math.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)[:, None]
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(target, x.to(dtype), mask=mask)
+
+
+@triton.jit
+def _copy(source, target, scale, read, written, N: tl.constexpr, BLOCK_N: tl.constexpr):
+    n = tl.arange(0, BLOCK_N)
+    x = tl.load(source[:, None] + n[None, :], mask=read[:, None] & (n < N)[None, :], other=0.0)
+    _store(target[:, None] + n[None, :], x.to(tl.float32), scale, written[:, None] & (n < N)[None, :])
+
 
 @triton.jit
 def _turn(
-    source, target, read, written, cos, sin, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
+    source, target, scale, read, written, cos, sin,
+    D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     """One head a pointer of `source`, turned by the angles of a position."""
     j = tl.arange(0, BLOCK_HALF)
@@ -15,25 +35,17 @@ def _turn(
     from_low, to_low = source[:, None] + j[None, :], target[:, None] + j[None, :]
     low = tl.load(from_low, mask=read[:, None] & turns[None, :], other=0.0).to(tl.float32)
     high = tl.load(from_low + HALF, mask=read[:, None] & turns[None, :], other=0.0).to(tl.float32)
-    dtype = target.dtype.element_ty
-    tl.store(to_low, (low * c - high * s).to(dtype), mask=written[:, None] & turns[None, :])
-    tl.store(to_low + HALF, (high * c + low * s).to(dtype), mask=written[:, None] & turns[None, :])
+    _store(to_low, low * c - high * s, scale, written[:, None] & turns[None, :])
+    _store(to_low + HALF, high * c + low * s, scale, written[:, None] & turns[None, :])
     if D > 2 * HALF:
-        _copy(source + 2 * HALF, target + 2 * HALF, read, written, D - 2 * HALF, BLOCK_REST)
-
-
-@triton.jit
-def _copy(source, target, read, written, N: tl.constexpr, BLOCK_N: tl.constexpr):
-    n = tl.arange(0, BLOCK_N)
-    x = tl.load(source[:, None] + n[None, :], mask=read[:, None] & (n < N)[None, :], other=0.0)
-    tl.store(target[:, None] + n[None, :], x, mask=written[:, None] & (n < N)[None, :])
+        _copy(source + 2 * HALF, target + 2 * HALF, scale, read, written, D - 2 * HALF, BLOCK_REST)
 
 
 # Bytes: q, k and v once and as much written; 8 * HALF of the tables for each HEADS heads of q and k.
 # A program serves HEADS heads of one row: of q first, then of k and v.
 @triton.jit(do_not_specialize=["rows", "positions", "pages", "page_size", "max_pages"])
 def _rope_append_kernel(
-    q, k, v, cos, sin, prefix_len, depth, k_cache, v_cache, block_table, y,
+    q, k, v, cos, sin, prefix_len, depth, k_cache, v_cache, block_table, k_scale, v_scale, y,
     rows, q_heads, kv_heads, positions, pages, page_size, max_pages,
     q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head,
     kc_page, kc_slot, kc_head, vc_page, vc_slot, vc_head,
@@ -54,8 +66,8 @@ def _rope_append_kernel(
         head = (part * HEADS + tl.arange(0, HEADS)).to(tl.int64)
         inside = head < q_heads
         source = q + b * q_batch + row.to(tl.int64) * q_row + head * q_head
-        target = y + (one.to(tl.int64) * q_heads + head) * D
-        _turn(source, target, inside & real, inside, cos, sin, D, HALF, BLOCK_HALF, BLOCK_REST)
+        turned = y + (one.to(tl.int64) * q_heads + head) * D
+        _turn(source, turned, None, inside & real, inside, cos, sin, D, HALF, BLOCK_HALF, BLOCK_REST)
     else:
         head = ((part - q_parts) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
         slot = prefix + row
@@ -70,10 +82,12 @@ def _rope_append_kernel(
         inside = kept & (head < kv_heads)
         source = k + b * k_batch + row.to(tl.int64) * k_row + head * k_head
         target = k_cache + page * kc_page + offset * kc_slot + head * kc_head
-        _turn(source, target, inside, inside, cos, sin, D, HALF, BLOCK_HALF, BLOCK_REST)
+        scale = tl.load(k_scale + head, mask=inside, other=1.0) if k_scale is not None else None
+        _turn(source, target, scale, inside, inside, cos, sin, D, HALF, BLOCK_HALF, BLOCK_REST)
         source = v + b * v_batch + row.to(tl.int64) * v_row + head * v_head
         target = v_cache + page * vc_page + offset * vc_slot + head * vc_head
-        _copy(source, target, inside, inside, D, BLOCK_D)
+        scale = tl.load(v_scale + head, mask=inside, other=1.0) if v_scale is not None else None
+        _copy(source, target, scale, inside, inside, D, BLOCK_D)
 
 
 def rope_append(
@@ -87,9 +101,12 @@ def rope_append(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     batch, rows, q_heads, dim = q.shape
     kv_heads, (positions, half) = k.shape[2], cos.shape
+    check_float8(k_cache, "k_cache")
     y = q.new_empty(q.shape)
     if batch * rows * dim == 0:
         return y
@@ -100,7 +117,7 @@ def rope_append(
     strides = [stride for t in (q, k, v, k_cache, v_cache) for stride in t.stride()[:3]]
     grid = (batch * rows, triton.cdiv(q_heads, heads) + triton.cdiv(kv_heads, heads))
     _rope_append_kernel[grid](
-        q, k, v, cos, sin, prefix_len, depth, k_cache, v_cache, block_table, y,
+        q, k, v, cos, sin, prefix_len, depth, k_cache, v_cache, block_table, k_scale, v_scale, y,
         rows, q_heads, kv_heads, positions, pages, page_size, max_pages, *strides,
         D=dim, HALF=half, HEADS=heads, BLOCK_D=blocks[0], BLOCK_HALF=blocks[1], BLOCK_REST=blocks[2],
         num_warps=2, enable_fp_fusion=False,

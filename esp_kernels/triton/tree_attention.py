@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from esp_kernels._check import require
+from esp_kernels.triton._device import capability, check_float8
 
 SPLITS = tl.constexpr(16)
 CHUNK = tl.constexpr(256)
@@ -232,10 +232,6 @@ def _tree_attention_tail_kernel(
     tl.store(out + one[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=stored)
 
 
-def capability(q: torch.Tensor) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
-
-
 def _tiles(dim: int, dtype: torch.dtype, packed_rows: int, hopper: bool) -> tuple[int, int, int]:
     """Rows and keys of a tile of the prefix, and warps. The number of rows may not change a row's bits, so it
     has a say only where tiles of both heights lay a row out alike: in Hopper's wgmma."""
@@ -278,12 +274,8 @@ def tree_attention(
         return out, lse
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
-    compute = capability(q)
-    require(
-        k_cache.dtype == q.dtype or compute >= (8, 9),
-        "k_cache may be float8_e4m3fn from compute capability 8.9 on, got {}.{}".format(*compute),
-    )
-    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, compute == (9, 0))
+    check_float8(k_cache, "k_cache")
+    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, capability(q) == (9, 0))
     tops, totals = lse.new_empty((2, SPLITS.value, batch, rows, heads))
     partial = lse.new_empty((SPLITS.value, batch, rows, heads, dim))
 

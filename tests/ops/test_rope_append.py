@@ -53,10 +53,18 @@ class Block:
         self.depth = depths([random_tree(rows, rng, padding) for _ in range(batch)])
         self.k_cache, self.v_cache = (poisoned((batch, slots, kv_heads, n), dtype) for _ in range(2))
         self.block_table: torch.Tensor | None = None
+        self.k_scale: torch.Tensor | None = None
+        self.v_scale: torch.Tensor | None = None
 
     def paged(self, page_size: int, rng: random.Random) -> "Block":
         self.k_cache, self.block_table = paged(self.k_cache, page_size, rng)
         self.v_cache = poisoned(self.k_cache.shape, self.k_cache.dtype)
+        return self
+
+    def in_float8(self, scaled: bool) -> "Block":
+        self.k_cache, self.v_cache = (c.to(torch.float8_e4m3fn) for c in (self.k_cache, self.v_cache))
+        if scaled:
+            self.k_scale, self.v_scale = torch.rand(2, self.k.shape[2]) + 0.1
         return self
 
     def run(self, backend: str = "auto") -> torch.Tensor:
@@ -109,10 +117,51 @@ def assert_correct(block: Block, backend: str) -> None:
     ],
 )
 def test_matches_float64(batch, rows, q_heads, kv_heads, n, rotary, page_size, dtype, backend, rng):
-    if backend == "triton" and (page_size, dtype) != (16, torch.bfloat16):
-        batch, rows = 1, min(rows, 7)  # two programs a row
+    if backend == "triton" and (rows, page_size, dtype) != (65, 16, torch.bfloat16):
+        batch, rows = min(batch, 2), min(rows, 5)  # a row is two programs
     block = Block(rng, batch, rows, q_heads, kv_heads, n, rotary, dtype, padding=rows // 4)
     assert_correct(block.paged(page_size, rng) if page_size else block, backend)
+
+
+@pytest.mark.parametrize("backend", ["ref", "triton"])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("page_size", [None, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_float8_caches(dtype, page_size, scaled, backend, rng):
+    block = Block(rng, 2, 5, 3, 2, 24, 20, dtype, padding=1)
+    plain = (block.paged(page_size, rng) if page_size else block).run("ref")
+    k, v = block.k_cache.clone(), block.v_cache.clone()
+    block.in_float8(scaled)
+    assert torch.equal(block.run(backend), plain)
+    for stored, exact, scale in ((block.k_cache, k, block.k_scale), (block.v_cache, v, block.v_scale)):
+        written = exact.isfinite()
+        assert torch.equal(stored.float().isfinite(), written)
+        factor = torch.ones(2) if scale is None else scale
+        meant = stored.float() * factor[:, None]
+        error = (meant - exact)[written].abs() / exact[written].abs().clamp(min=0.1)
+        assert error.max() < 2**-4 + 2**-7  # half a step of three bits, and k's own rounding
+
+
+@pytest.mark.parametrize("backend", ["ref", "triton"])
+def test_float8_rounds_once_and_stays_finite(backend, rng):
+    """Every bfloat16 goes to the nearest float8, ties to even, beyond 448 to 448; NaN stays."""
+    values = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16).view(1, 4, 128, 128)
+    positions = torch.zeros(1, 0), torch.zeros(1, 0)
+    caches = [torch.zeros(1, 4, 128, 128).to(torch.float8_e4m3fn) for _ in range(2)]
+    esp_kernels.rope_append(
+        values, values, values, *positions, int32(0), int32([0, 0, 0, 0]), *caches, backend=backend
+    )
+    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()  # 0 to 448
+    magnitude = values.double().abs().clamp(max=448).flatten()
+    upper = torch.searchsorted(codes, magnitude).clamp(max=126)
+    lower = (upper - 1).clamp(min=0)
+    to_upper, to_lower = codes[upper] - magnitude, magnitude - codes[lower]
+    code = torch.where((to_upper < to_lower) | ((to_upper == to_lower) & (upper % 2 == 0)), upper, lower)
+    expected = torch.where(
+        values.flatten().isnan(), torch.nan, codes[code] * (1 - 2.0 * values.flatten().signbit())
+    )
+    for cache in caches:
+        assert torch.equal(cache.double().flatten().nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 20), batch=st.integers(1, 3), pages=st.integers(0, 7))
@@ -248,6 +297,21 @@ def test_empty(batch, rows, backend, rng):
     assert block.k_cache.isnan().all() and block.v_cache.isnan().all()
 
 
+def arguments() -> dict:
+    return {
+        "q": torch.zeros(2, 3, 2, 8),
+        "k": torch.ones(2, 3, 1, 8),
+        "v": torch.ones(2, 3, 1, 8),
+        "cos": torch.ones(16, 4),
+        "sin": torch.zeros(16, 4),
+        "prefix_len": int32(0, 0),
+        "depth": int32([0, 1, 1], [0, 1, 2]),
+        "k_cache": torch.zeros(2, 12, 1, 8),
+        "v_cache": torch.zeros(2, 12, 1, 8),
+        "block_table": None,
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -268,7 +332,13 @@ def test_empty(batch, rows, backend, rng):
         ({"depth": int32([0, 1, 2])}, "depth must have shape [2, 3], got [1, 3]"),
         ({"k_cache": torch.zeros(1, 12, 1, 8)}, "k_cache must have shape [2, *, 1, 8], got [1, 12, 1, 8]"),
         ({"v_cache": torch.zeros(2, 11, 1, 8)}, "v_cache must have shape [2, 12, 1, 8], got [2, 11, 1, 8]"),
-        ({"k_cache": torch.zeros(2, 12, 1, 8).half()}, "k_cache must be float32, got float16"),
+        (
+            {"k_cache": torch.zeros(2, 12, 1, 8).half()},
+            "k_cache must be float32 or float8_e4m3fn, got float16",
+        ),
+        ({"v_cache": torch.zeros(2, 12, 1, 8).half()}, "v_cache must be float32, got float16"),
+        ({"k_scale": torch.ones(1)}, "k_scale goes with float8_e4m3fn caches, got float32"),
+        ({"v_scale": torch.ones(1)}, "v_scale goes with float8_e4m3fn caches, got float32"),
         ({"block_table": int32([0])}, "block_table must have shape [2, *], got [1, 1]"),
         ({"depth": int32([0, 1, 1], [0, 1, 3])}, "depth[1, 2] must be in -1..2, got 3"),
         ({"depth": int32([0, 1, 1], [0, -2, 1])}, "depth[1, 1] must be in -1..2, got -2"),
@@ -298,22 +368,38 @@ def test_empty(batch, rows, backend, rng):
     ],
 )
 def test_bad_input(change, sentence, backend):
-    arguments = {
-        "q": torch.zeros(2, 3, 2, 8),
-        "k": torch.ones(2, 3, 1, 8),
-        "v": torch.ones(2, 3, 1, 8),
-        "cos": torch.ones(16, 4),
-        "sin": torch.zeros(16, 4),
-        "prefix_len": int32(0, 0),
-        "depth": int32([0, 1, 1], [0, 1, 2]),
-        "k_cache": torch.zeros(2, 12, 1, 8),
-        "v_cache": torch.zeros(2, 12, 1, 8),
-        "block_table": None,
-    } | change
+    case = arguments() | change
     with pytest.raises(ValueError) as error:
-        esp_kernels.rope_append(**arguments, backend=backend)
+        esp_kernels.rope_append(**case, backend=backend)
     assert str(error.value) == sentence
-    assert not arguments["k_cache"].any() and not arguments["v_cache"].any()
+    assert not case["k_cache"].any() and not case["v_cache"].any()
+
+
+FLOAT8 = torch.zeros(2, 12, 1, 8).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("backend", ["ref", "triton"])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"v_cache": torch.zeros(2, 12, 1, 8)}, "v_cache must be float8_e4m3fn, got float32"),
+        ({"k_scale": torch.ones(2)}, "k_scale must have shape [1], got [2]"),
+        ({"v_scale": torch.ones(1).half()}, "v_scale must be float32, got float16"),
+    ],
+)
+def test_bad_float8_caches(change, sentence, backend):
+    with pytest.raises(ValueError) as error:
+        esp_kernels.rope_append(
+            **(arguments() | {"k_cache": FLOAT8, "v_cache": FLOAT8} | change), backend=backend
+        )
+    assert str(error.value) == sentence
+
+
+def test_cpp_refuses_float8_caches():
+    with pytest.raises(ValueError) as error:
+        esp_kernels.rope_append(**(arguments() | {"k_cache": FLOAT8, "v_cache": FLOAT8}), backend="cpp")
+    sentence = "k_cache is float8_e4m3fn, which backend 'cpp' does not write; 'ref' and 'triton' do"
+    assert str(error.value) == sentence
 
 
 def test_opcheck(rng):
