@@ -4,7 +4,7 @@
     python -m profiling.resources --update   write the report of this Triton version
 
 The launchers run on CPU tensors, and what they would launch is compiled through Triton's own JIT for a
-driver that only names its target: signature, specialisation and options are those of a real launch. Registers,
+driver that only names its target: signature, specialisation and options are a real launch's. Registers,
 stack, spills, shared memory and classes of instructions are read from the machine code. Spills, stack and
 more shared memory than the card has fail; so does any difference from the report of this Triton version.
 """

@@ -39,6 +39,12 @@ def _tanh(x):
 
 
 @triton.jit
+def _cached(prefix_len, slots):
+    """No launch knows what the lengths are: one beyond the cache must do no harm."""
+    return tl.minimum(tl.maximum(tl.load(prefix_len), 0), slots)
+
+
+@triton.jit
 def _matrix_part(prefix, depth, window):
     """The positions [first, last) that the prefix kernel serves for rows at these depths."""
     position = prefix + depth
@@ -48,14 +54,15 @@ def _matrix_part(prefix, depth, window):
 
 
 @triton.jit
-def _place(slot, seen, sequence, block_table, max_pages, PAGE: tl.constexpr):
-    """Page and offset of each slot; a dense cache is one page a sequence."""
+def _place(slot, seen, sequence, block_table, max_pages, pages, PAGE: tl.constexpr):
+    """Page and offset of each slot, and which lie in the cache; a dense one is one page a sequence."""
     if block_table is None:
         page, offset = sequence, slot
     else:
         page = tl.load(block_table + sequence * max_pages + slot // PAGE, mask=seen, other=0).to(tl.int64)
         offset = slot % PAGE
-    return page, offset
+        seen = seen & (page >= 0) & (page < pages)
+    return page, offset, seen
 
 
 @triton.jit
@@ -86,10 +93,10 @@ def _attend(q, k, v, visible, scale, softcap, top, total, acc):
 # Reads 2 * prefix * D elements of K and V a KV head and tile of BM packed rows, and does 4 * prefix * D FLOPs
 # a row and query head. Writes 4 * (D + 2) bytes a row, query head and split in use: one of each CHUNK
 # positions of the prefix, at most SPLITS.
-@triton.jit(do_not_specialize=["batch", "rows", "max_pages"])
+@triton.jit(do_not_specialize=["batch", "rows", "slots", "max_pages", "pages"])
 def _tree_attention_prefix_kernel(
     q, k_cache, v_cache, prefix_len, ancestors, depth, block_table, k_scale, tops, totals, partial,
-    batch, rows, kv_heads, max_pages,
+    batch, rows, kv_heads, slots, max_pages, pages,
     q_batch, q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head,
     scale, window, softcap,
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
@@ -106,7 +113,7 @@ def _tree_attention_prefix_kernel(
     own_word = tl.load(ancestors + (b * rows + row) * words + row // 64, mask=inside, other=0)
     real = (own_word >> (row % 64)) & 1 != 0
     first, last = _matrix_part(
-        tl.load(prefix_len + b), tl.load(depth + b * rows + row, mask=inside, other=0), window
+        _cached(prefix_len + b, slots), tl.load(depth + b * rows + row, mask=inside, other=0), window
     )
     last = tl.where(real, last, 0)
     end = tl.max(tl.where(first < last, last, 0), 0)
@@ -132,7 +139,7 @@ def _tree_attention_prefix_kernel(
     for _ in range(tiles):
         slot = at + tl.arange(0, BN)
         seen = (slot >= start) & (slot < end)
-        page, offset = _place(slot, seen, b, block_table, max_pages, PAGE)
+        page, offset, seen = _place(slot, seen, b, block_table, max_pages, pages, PAGE)
         k = _load_rows(k_cache, page, offset, kv_head, seen, k_page, k_slot, k_head, D, BLOCK_D)
         v = _load_rows(v_cache, page, offset, kv_head, seen, v_page, v_slot, v_head, D, BLOCK_D)
         visible = slot[None, :] < last[:, None]
@@ -162,11 +169,11 @@ def _rows_at(wanted, ancestors, depth, words, rows):
 
 # Reads 4 * (D + 2) bytes a row, query head and split in use. A key of the tail (17 to 32 of them down to
 # depth DEEPEST) costs 2 * D elements a row and KV head, and 4 * D FLOPs a row and query head.
-@triton.jit(do_not_specialize=["batch", "rows", "max_pages"])
+@triton.jit(do_not_specialize=["batch", "rows", "slots", "max_pages", "pages"])
 def _tree_attention_tail_kernel(
     q, k_cache, v_cache, prefix_len, ancestors, depth, block_table, k_scale, v_scale, sinks,
     tops, totals, partial, out, lse,
-    batch, rows, kv_heads, max_pages,
+    batch, rows, kv_heads, slots, max_pages, pages,
     q_batch, q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head,
     scale, window, softcap,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
@@ -186,7 +193,7 @@ def _tree_attention_tail_kernel(
         tl.store(out + one[:, None] * D + d[None, :], acc.to(out.dtype.element_ty), mask=stored)
         return
 
-    prefix = tl.load(prefix_len + b)
+    prefix = _cached(prefix_len + b, slots)
     own_depth = tl.load(depth + b * rows + row)
     first, last = _matrix_part(prefix, own_depth, window)
     chunk = first // CHUNK
@@ -213,7 +220,8 @@ def _tree_attention_tail_kernel(
         seen = (key >= first) & (key <= position)
         block_row = _rows_at(key - prefix, own_ancestors, depth + b * rows, row // 64 + 1, rows)
         slot = tl.where(key < prefix, key, prefix + block_row)
-        page, offset = _place(slot, seen, b, block_table, max_pages, PAGE)
+        seen = seen & (slot < slots)
+        page, offset, seen = _place(slot, seen, b, block_table, max_pages, pages, PAGE)
         k = _load_rows(k_cache, page, offset, kv_head, seen, k_page, k_slot, k_head, D, BLOCK_D)
         v = _load_rows(v_cache, page, offset, kv_head, seen, v_page, v_slot, v_head, D, BLOCK_D)
         top, total, acc = _attend(queries, k, v, seen[None, :], scale, softcap, top, total, acc)
@@ -286,8 +294,9 @@ def tree_attention(
         scale, softcap = scale / softcap, softcap * LOG2_E.value
     window = None if window is None else min(window, 2**31 - 1)
     max_pages, page_size = (0, 1) if block_table is None else (block_table.shape[1], k_cache.shape[1])
+    slots = k_cache.shape[1] if block_table is None else max_pages * page_size
     strides = (*q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3])
-    numbers = (batch, rows, kv_heads, max_pages, *strides, scale, window, softcap)
+    numbers = (batch, rows, kv_heads, slots, max_pages, k_cache.shape[0], *strides, scale, window, softcap)
     sizes = {"GROUP": group, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "PAGE": page_size}
     inputs = (q, k_cache, v_cache, prefix_len, ancestors, depth, block_table)
 

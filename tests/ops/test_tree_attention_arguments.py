@@ -162,3 +162,19 @@ def test_outputs_are_fresh_and_inputs_untouched(backend, rng):
     out, lse = case.run(backend, (case.k, case.v))
     assert out.is_contiguous() and lse.is_contiguous() and lse.dtype == torch.float32
     assert torch.equal(q, case.q) and torch.equal(k, case.k) and torch.equal(v, case.v)
+
+
+@pytest.mark.parametrize("page_size", [None, 4])
+def test_lengths_and_pages_that_no_launch_can_check_do_no_harm(page_size, rng):
+    """On a device nobody looks at them: a kernel must not leave the cache, whatever they are."""
+    from esp_kernels.triton.tree_attention import tree_attention
+
+    ancestors, depth = oracle.metadata([[-1, 0, 1]] * 3)
+    q = torch.randn(3, 3, 4, 32)
+    prefix_len = torch.tensor([2**30, -(2**30), 15], dtype=torch.int32)
+    if page_size is None:
+        cache, table = torch.randn(3, 16, 2, 32), None
+    else:
+        cache, table = torch.randn(9, page_size, 2, 32), torch.full((3, 4), 2**30, dtype=torch.int32)
+    out, _ = tree_attention(q, cache, cache, prefix_len, ancestors, depth, table)
+    assert out.shape == q.shape
