@@ -1,7 +1,7 @@
 """A step on paper: the least bytes and FLOPs of every op, and the time that a card cannot go below.
 
-An op takes the longer of its bytes over the card's bandwidth and its FLOPs over the card's peak, and each launch a
-gap. Nothing here was measured: it says what to aim at, and which budget could pay.
+An op takes the longer of its bytes over the card's bandwidth and its FLOPs over the card's peak, and each launch
+a gap. Nothing here was measured: it says what to aim at, and which budget could pay.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Shape:
     @classmethod
     def of(cls, config: Any) -> "Shape":
         """Raises ValueError on a config that lacks a size."""
-        sizes = {name: getattr(config, name, None) for name in cls.__dataclass_fields__}
+        sizes: dict[str, Any] = {name: getattr(config, name, None) for name in cls.__dataclass_fields__}
         if sizes["head_dim"] is None and sizes["hidden_size"] and sizes["num_attention_heads"]:
             sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
         lacking = [name for name, size in sizes.items() if not size]
@@ -82,7 +82,7 @@ class Cost:
 
 
 def step_costs(shape: Shape, rows: int, prefix: int, candidates: int = 1) -> list[Cost]:
-    """The ops of one decode call of `rows` rows behind `prefix` cached tokens, in order; one sequence, bfloat16.
+    """The ops of one decode call of `rows` rows behind `prefix` cached tokens: one sequence, in bfloat16.
 
     Inputs and outputs count once, in-place ones twice; of caches and tables only what is read or written.
     """
@@ -152,9 +152,8 @@ def shape_of(model: str) -> Shape:
     try:
         return Shape.of(AutoConfig.from_pretrained(model))
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"model must be one of {', '.join(MODELS)}, or a folder or hub id with a config, got {model!r}: {error}"
-        ) from error
+        known = ", ".join(MODELS)
+        raise ValueError(f"model must be {known}, or a folder or hub id, got {model!r}: {error}") from error
 
 
 def print_tables(model: str, found: dict[str, Any], out: TextIO) -> None:
