@@ -1,7 +1,7 @@
 """A step on paper: the least bytes and FLOPs of every op, and the time that a card cannot go below.
 
-An op takes the longer of its bytes over the card's bandwidth and its FLOPs over the card's peak, and each launch
-a gap. Nothing here was measured: it says what to aim at, and which budget could pay.
+An op takes the longer of its bytes over the card's bandwidth and its FLOPs over the card's peak, and each
+launch a gap. Nothing here was measured: it says what to aim at, and which budget could pay.
 """
 
 from collections.abc import Callable
