@@ -11,7 +11,7 @@ SOURCES := setup.py pyproject.toml requirements-dev.txt $(shell find csrc -type 
 NVCC := $(firstword $(wildcard $(or $(CUDA_HOME),/usr/local/cuda)/bin/nvcc) $(shell command -v nvcc))
 BUILD := ESP_BUILD_CPU=1 ESP_BUILD_CUDA=$(if $(NVCC),1,0)
 
-.PHONY: demo test golden sanitize resources-cuda resources-cuda-update bench lint clean
+.PHONY: demo test golden mutants sanitize resources-cuda resources-cuda-update bench lint clean
 
 $(VENV)/.installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,6 +32,10 @@ test: $(VENV)/.installed
 # Every prompt of the golden file with every probe and tree (two hours on two cores; `make test` runs a part).
 golden: $(VENV)/.installed
 	ESP_GOLDEN=all $(PYTEST) tests/decode/test_golden.py tests/decode/test_lossless.py
+
+# Emulated CUDA kernels made wrong, which the op tests must notice (`make test` takes two of them).
+mutants: $(VENV)/.installed
+	ESP_MUTANTS=all $(PYTEST) tests/emulator/test_mutants.py
 
 SANITIZED := build/sanitized
 SANITIZER_LIBRARIES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)

@@ -37,6 +37,7 @@ inline const char* name_of(at::ScalarType type) {
     case at::kInt: return "int32";
     case at::kLong: return "int64";
     case at::kBool: return "bool";
+    case at::kFloat8_e4m3fn: return "float8_e4m3fn";
     default: return at::toString(type);
   }
 }

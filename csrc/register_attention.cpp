@@ -20,7 +20,10 @@ Cache check_cache(const at::Tensor& q, const at::Tensor& k_cache, const at::Tens
                   const std::optional<at::Tensor>& block_table) {
   const int64_t batch = q.size(0), q_heads = q.size(2), dim = q.size(3);
   check_device(k_cache, "k_cache", q);
-  check_dtype(k_cache, "k_cache", q.scalar_type());
+  ESP_REQUIRE(k_cache.scalar_type() != at::kFloat8_e4m3fn,
+              "k_cache is float8_e4m3fn, which backend 'cpp' does not read; 'ref' and 'triton' do");
+  ESP_REQUIRE(k_cache.scalar_type() == q.scalar_type(), "k_cache must be ", name_of(q.scalar_type()),
+              " or float8_e4m3fn, got ", name_of(k_cache.scalar_type()));
   check_shape(k_cache, "k_cache", {block_table ? kAny : batch, kAny, kAny, dim});
   check_rows(k_cache, "k_cache");
   const int64_t kv_heads = k_cache.size(2);
@@ -82,7 +85,8 @@ std::tuple<at::Tensor, at::Tensor> tree_attention(
     const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache, const at::Tensor& prefix_len,
     const at::Tensor& ancestors, const at::Tensor& depth, const std::optional<at::Tensor>& block_table,
     std::optional<double> scale, std::optional<int64_t> window, std::optional<double> softcap,
-    const std::optional<at::Tensor>& sinks) {
+    const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& k_scale,
+    const std::optional<at::Tensor>& v_scale) {
   const DType dtype = check_float(q, "q");
   check_shape(q, "q", {kAny, kAny, kAny, kAny});
   check_rows(q, "q");
@@ -107,6 +111,8 @@ std::tuple<at::Tensor, at::Tensor> tree_attention(
     check_shape(*sinks, "sinks", {q_heads});
     check_contiguous(*sinks, "sinks");
   }
+  ESP_REQUIRE(!k_scale, "k_scale goes with float8_e4m3fn caches, got ", name_of(k_cache.scalar_type()));
+  ESP_REQUIRE(!v_scale, "v_scale goes with float8_e4m3fn caches, got ", name_of(k_cache.scalar_type()));
   check_tree(ancestors, depth);
   check_slots(prefix_len, block_table, cache, rows);
 

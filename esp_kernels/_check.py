@@ -13,7 +13,7 @@ def require(condition: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -27,11 +27,11 @@ def check_shape(t: torch.Tensor, name: str, *dims: int) -> None:
 
 
 def check_dtype(t: torch.Tensor, name: str, dtype: torch.dtype) -> None:
-    require(t.dtype == dtype, f"{name} must be {_name(dtype)}, got {_name(t.dtype)}")
+    require(t.dtype == dtype, f"{name} must be {name_of(dtype)}, got {name_of(t.dtype)}")
 
 
 def check_float(t: torch.Tensor, name: str) -> None:
-    require(t.dtype in FLOATS, f"{name} must be float32, bfloat16 or float16, got {_name(t.dtype)}")
+    require(t.dtype in FLOATS, f"{name} must be float32, bfloat16 or float16, got {name_of(t.dtype)}")
 
 
 def check_device(t: torch.Tensor, name: str, like: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ SCHEMAS = {
     "Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? block_table=None) -> Tensor",
     "tree_attention": "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor prefix_len, Tensor ancestors, "
     "Tensor depth, Tensor? block_table=None, float? scale=None, int? window=None, float? softcap=None, "
-    "Tensor? sinks=None) -> (Tensor out, Tensor lse)",
+    "Tensor? sinks=None, Tensor? k_scale=None, Tensor? v_scale=None) -> (Tensor out, Tensor lse)",
     "swiglu": "(Tensor gate_up) -> Tensor",
     "linear_rows": "(Tensor x, Tensor packed_weight, int out_features, Tensor? bias=None) -> Tensor",
     "topk_logprobs": "(Tensor logits, int k) -> (Tensor logprobs, Tensor ids)",

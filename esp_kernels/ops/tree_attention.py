@@ -14,6 +14,7 @@ from esp_kernels._check import (
     check_index,
     check_rows,
     check_shape,
+    name_of,
     require,
 )
 
@@ -30,14 +31,16 @@ def tree_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     *,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Every row attends to the whole prefix, its ancestors in the block and itself.
 
     q            [B, T, Hq, D] float32, bfloat16 or float16; D a multiple of 16 up to 256
-    k_cache      [B, S, Hkv, D], or pages [pages, page_size, Hkv, D] with a block_table; q's dtype;
-                 query head h reads KV head h // (Hq / Hkv)
+    k_cache      [B, S, Hkv, D], or pages [pages, page_size, Hkv, D] with a block_table; q's dtype, or
+                 float8_e4m3fn (not on cpp); query head h reads KV head h // (Hq / Hkv)
     v_cache      as k_cache
     prefix_len   [B] int32: slots 0 .. prefix_len - 1 hold the prefix, slot prefix_len + r block row r
     ancestors    [B, T, ceil(T / 64)] int64: bit j % 64 of word j / 64 is set when row j is row r or an
@@ -48,20 +51,23 @@ def tree_attention(
     window       a row sees only positions above its own - window
     softcap      scores s become softcap * tanh(s / softcap)
     sinks        [Hq] float32: a logit without a value that joins each head's softmax
+    k_scale      [Hkv] float32, for float8_e4m3fn caches: keys are k_cache * k_scale; None: 1
+    v_scale      as k_scale, for values
     returns      out [B, T, Hq, D] contiguous, q's dtype, and lse [B, T, Hq] float32, the natural log of the
                  softmax's denominator, sinks included; padding rows give 0 and -inf
 
     q and the caches may have any stride but in the last dimension; index tensors are contiguous. Sums are
     taken in float32 and rounded once. A row's result depends on nothing but its own q and the keys that it
     sees in the order of their positions: not on T, B, the other rows, pages, strides or threads, and not on
-    whether an ancestor is still in the block or in the prefix by now. Slots that no row sees are not used, so
-    they may hold anything.
+    whether an ancestor is still in the block or in the prefix by now (on Triton down to a depth of 16). Slots
+    that no row sees are not used, so they may hold anything.
     Raises ValueError on shapes, dtypes, devices or strides that are not as above; on the CPU also on
     prefix_len or pages out of range, and on ancestors that are not one row of each depth.
     """
     return _backend.select("tree_attention", backend, q, "q")(
-        q, k_cache, v_cache, prefix_len, ancestors, depth, block_table, scale, window, softcap, sinks
-    )
+        q, k_cache, v_cache, prefix_len, ancestors, depth, block_table,
+        scale, window, softcap, sinks, k_scale, v_scale,
+    )  # fmt: skip
 
 
 def check(
@@ -76,6 +82,8 @@ def check(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     check_float(q, "q")
     check_shape(q, "q", ANY, ANY, ANY, ANY)
@@ -86,7 +94,10 @@ def check(
         f"q must have a head dimension that is a multiple of 16 up to 256, got {dim}",
     )
     check_device(k_cache, "k_cache", q)
-    check_dtype(k_cache, "k_cache", q.dtype)
+    require(
+        k_cache.dtype in (q.dtype, torch.float8_e4m3fn),
+        f"k_cache must be {name_of(q.dtype)} or float8_e4m3fn, got {name_of(k_cache.dtype)}",
+    )
     check_shape(k_cache, "k_cache", batch if block_table is None else ANY, ANY, ANY, dim)
     check_rows(k_cache, "k_cache")
     pages, page_size, kv_heads = k_cache.shape[:3]
@@ -95,7 +106,7 @@ def check(
         f"q must have a multiple of k_cache's {kv_heads} heads, got {heads}",
     )
     check_device(v_cache, "v_cache", q)
-    check_dtype(v_cache, "v_cache", q.dtype)
+    check_dtype(v_cache, "v_cache", k_cache.dtype)
     check_shape(v_cache, "v_cache", *k_cache.shape)
     check_rows(v_cache, "v_cache")
     if block_table is not None:
@@ -119,6 +130,16 @@ def check(
         check_dtype(sinks, "sinks", torch.float32)
         check_shape(sinks, "sinks", heads)
         check_contiguous(sinks, "sinks")
+    for scales, name in ((k_scale, "k_scale"), (v_scale, "v_scale")):
+        if scales is not None:
+            require(
+                k_cache.dtype == torch.float8_e4m3fn,
+                f"{name} goes with float8_e4m3fn caches, got {name_of(k_cache.dtype)}",
+            )
+            check_device(scales, name, q)
+            check_dtype(scales, name, torch.float32)
+            check_shape(scales, name, kv_heads)
+            check_contiguous(scales, name)
     if q.device.type == "cpu":
         _check_tree(ancestors, depth)
         _check_slots(prefix_len, block_table, pages, page_size, rows)

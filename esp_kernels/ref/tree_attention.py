@@ -13,6 +13,8 @@ def tree_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, rows, heads, dim = q.shape
     if q.numel() == 0:
@@ -20,6 +22,8 @@ def tree_attention(
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     slots = int(prefix_len.max()) + rows
     keys, values = (_by_slot(cache, block_table, slots).to(wide) for cache in (k_cache, v_cache))
+    keys = keys if k_scale is None else keys * k_scale[:, None]
+    values = values if v_scale is None else values * v_scale[:, None]
     visible = _visible(prefix_len, ancestors, depth, slots, window)
 
     # What no row sees may never have been written.

@@ -18,6 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
+from esp_kernels._check import require
+
 SPLITS = tl.constexpr(16)
 CHUNK = tl.constexpr(256)
 DEEPEST = tl.constexpr(16)
@@ -68,7 +70,7 @@ def _load_rows(
 @triton.jit
 def _attend(q, k, v, visible, scale, softcap, top, total, acc):
     """One step of the online softmax, in powers of two. A row that sees nothing here keeps its bits."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
     if softcap is not None:
         scores = softcap * _tanh(scores)
     scores = tl.where(visible, scores, float("-inf"))
@@ -77,7 +79,7 @@ def _attend(q, k, v, visible, scale, softcap, top, total, acc):
     fade = tl.exp2(top - shift)
     weights = tl.exp2(scores - shift[:, None])
     total = total * fade + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+    acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * fade[:, None], input_precision="ieee")
     return higher, total, acc
 
 
@@ -86,7 +88,7 @@ def _attend(q, k, v, visible, scale, softcap, top, total, acc):
 # positions of the prefix, at most SPLITS.
 @triton.jit(do_not_specialize=["batch", "rows", "max_pages"])
 def _tree_attention_prefix_kernel(
-    q, k_cache, v_cache, prefix_len, ancestors, depth, block_table, tops, totals, partial,
+    q, k_cache, v_cache, prefix_len, ancestors, depth, block_table, k_scale, tops, totals, partial,
     batch, rows, kv_heads, max_pages,
     q_batch, q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head,
     scale, window, softcap,
@@ -124,6 +126,8 @@ def _tree_attention_prefix_kernel(
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BLOCK_D], tl.float32)
+    if k_scale is not None:
+        scale *= tl.load(k_scale + kv_head)
     at = chunk * CHUNK
     for _ in range(tiles):
         slot = at + tl.arange(0, BN)
@@ -160,7 +164,8 @@ def _rows_at(wanted, ancestors, depth, words, rows):
 # depth DEEPEST) costs 2 * D elements a row and KV head, and 4 * D FLOPs a row and query head.
 @triton.jit(do_not_specialize=["batch", "rows", "max_pages"])
 def _tree_attention_tail_kernel(
-    q, k_cache, v_cache, prefix_len, ancestors, depth, block_table, sinks, tops, totals, partial, out, lse,
+    q, k_cache, v_cache, prefix_len, ancestors, depth, block_table, k_scale, v_scale, sinks,
+    tops, totals, partial, out, lse,
     batch, rows, kv_heads, max_pages,
     q_batch, q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head,
     scale, window, softcap,
@@ -200,6 +205,8 @@ def _tree_attention_tail_kernel(
 
     q_at = b * q_batch + row * q_row + head[:, None] * q_head + d[None, :]
     queries = tl.load(q + q_at, mask=stored, other=0.0)
+    if k_scale is not None:
+        scale *= tl.load(k_scale + kv_head)
     position = prefix + own_depth
     for at in range(last + tl.maximum(first - last, 0) // TAIL * TAIL, position + 1, TAIL):
         key = at + tl.arange(0, TAIL)
@@ -220,7 +227,13 @@ def _tree_attention_tail_kernel(
         top = higher
     tl.store(lse + one, (top + tl.log2(total)) / LOG2_E, mask=inside)
     result = acc / total[:, None]
+    if v_scale is not None:
+        result *= tl.load(v_scale + kv_head)
     tl.store(out + one[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=stored)
+
+
+def capability(q: torch.Tensor) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
 
 
 def _tiles(dim: int, dtype: torch.dtype, packed_rows: int, hopper: bool) -> tuple[int, int, int]:
@@ -254,6 +267,8 @@ def tree_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Partial results take 4 * SPLITS * (D + 2) bytes a row and query head of the block."""
     batch, rows, heads, dim = q.shape
@@ -263,8 +278,12 @@ def tree_attention(
         return out, lse
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
-    hopper = not q.is_cuda or torch.cuda.get_device_capability(q.device) == (9, 0)
-    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, hopper)
+    compute = capability(q)
+    require(
+        k_cache.dtype == q.dtype or compute >= (8, 9),
+        "k_cache may be float8_e4m3fn from compute capability 8.9 on, got {}.{}".format(*compute),
+    )
+    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, compute == (9, 0))
     tops, totals = lse.new_empty((2, SPLITS.value, batch, rows, heads))
     partial = lse.new_empty((SPLITS.value, batch, rows, heads, dim))
 
@@ -284,13 +303,13 @@ def tree_attention(
     options = {**sizes, "enable_fp_fusion": False}
     stages = 3 if block_table is None else 5  # pages are looked up two stages ahead
     _tree_attention_prefix_kernel[matrix_grid(batch, rows, heads, kv_heads, tile_rows)](
-        *inputs, tops, totals, partial, *numbers,
+        *inputs, k_scale, tops, totals, partial, *numbers,
         BM=tile_rows, BN=tile_keys, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     heads_tile = max(16, triton.next_power_of_2(group))
     warps = 8 if q.dtype == torch.float32 else 4
     _tree_attention_tail_kernel[rows, kv_heads, batch](
-        *inputs, sinks, tops, totals, partial, out, lse, *numbers,
+        *inputs, k_scale, v_scale, sinks, tops, totals, partial, out, lse, *numbers,
         HEADS=heads_tile, num_warps=warps, num_stages=2, **options,
     )  # fmt: skip
     return out, lse

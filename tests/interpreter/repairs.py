@@ -16,6 +16,7 @@ from triton.runtime import interpreter
 Builder = interpreter.InterpreterBuilder
 Handle = interpreter.TensorHandle
 BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
+sorting_network = tl.standard.sort_impl
 FLOATS = {tl.bfloat16, tl.float16, tl.float32, tl.float64}
 
 
@@ -36,11 +37,21 @@ def as_float32(handle: Handle) -> Handle:
     return Handle(widen(handle.data), tl.float32) if is_bf16(handle) else handle
 
 
+def sort_impl(x, k=None, dim=None, descending=False):
+    """What tl.sort and tl.topk do in hundreds of interpreted steps, for integers along the last dimension."""
+    k, dim, descending = (getattr(option, "value", option) for option in (k, dim, descending))
+    assert x.dtype.is_int() and dim in (None, -1, len(x.shape) - 1)
+    data = np.sort(x.handle.data, axis=-1)
+    data = (data[..., ::-1] if descending else data)[..., :k]
+    return tl.tensor(Handle(data, x.dtype), tl.block_type(x.dtype, list(data.shape)))
+
+
 def install() -> None:
     patched: set[Callable] = set()
     run_grid = interpreter.GridExecutor.__call__
     binary, unary = Builder.binary_op, Builder.unary_op
     cast, convert = Builder.cast_impl, Builder.create_fp_to_fp
+    reduce = interpreter.ReduceOps.apply_impl
 
     def cast_impl(self, src, target):
         source, wanted = src.dtype.scalar, target.scalar
@@ -66,7 +77,9 @@ def install() -> None:
 
     def binary_op(self, left, right, op):
         if not (is_bf16(left) or is_bf16(right)) or op in BITWISE:
-            return binary(self, left, right, op)
+            result = binary(self, left, right, op)
+            # Triton calls the outcome of a comparison what was compared, and spreads a scalar one as that.
+            return Handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
         result = op(as_float32(left).data, as_float32(right).data)
         if result.dtype == np.bool_:
             return Handle(result, tl.int1)
@@ -76,6 +89,14 @@ def install() -> None:
         if is_bf16(value):
             return Handle(narrow(op(widen(value.data))), tl.bfloat16)
         return unary(self, value, op)
+
+    def apply_impl(self, values):
+        # tl.flip is made of these; one element at a time they take seconds.
+        if self.combine_fn is not tl.standard._xor_combine:
+            return reduce(self, values)
+        (value,) = values
+        data = np.bitwise_xor.reduce(value.handle.data, axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(data, value.dtype)
 
     def launch(self, *args, **kwargs):
         patched.clear()
@@ -92,5 +113,7 @@ def install() -> None:
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     interpreter.GridExecutor.__call__ = launch
     interpreter.InterpretedFunction.__call__ = call_device_function
+    tl.standard.sort_impl = sort_impl
+    interpreter.ReduceOps.apply_impl = apply_impl
     Builder.create_dot, Builder.binary_op, Builder.unary_op = create_dot, binary_op, unary_op
     Builder.cast_impl, Builder.create_fp_to_fp = cast_impl, create_fp_to_fp

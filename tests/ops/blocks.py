@@ -29,13 +29,22 @@ class Block:
     scale: float | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
     def seen(self) -> torch.Tensor:
         return oracle.visible(self.parents, self.prefix_len, self.k.shape[1], self.window)
 
     def poisoned_caches(self) -> Pair:
-        unseen = ~self.seen().any(1)[:, :, None, None]
-        return self.k.masked_fill(unseen, torch.nan), self.v.masked_fill(unseen, torch.nan)
+        seen = self.seen().any(1)[:, :, None, None]
+        nan = torch.tensor(torch.nan, dtype=self.k.dtype)
+        return torch.where(seen, self.k, nan), torch.where(seen, self.v, nan)
+
+    def caches_in(self, dtype: torch.dtype) -> Pair:
+        """What the caches stand for."""
+        k, v = self.k.to(dtype), self.v.to(dtype)
+        k = k if self.k_scale is None else k * self.k_scale[:, None].to(dtype)
+        return k, v if self.v_scale is None else v * self.v_scale[:, None].to(dtype)
 
     def run(
         self, backend: str = "auto", caches: Pair | None = None, table: torch.Tensor | None = None
@@ -43,13 +52,14 @@ class Block:
         ancestors, depth = oracle.metadata(self.parents)
         prefix_len = torch.tensor(self.prefix_len, dtype=torch.int32)
         k, v = caches or self.poisoned_caches()
-        options = (table, self.scale, self.window, self.softcap, self.sinks)
+        options = (table, self.scale, self.window, self.softcap, self.sinks, self.k_scale, self.v_scale)
         return esp_kernels.tree_attention(
             self.q, k, v, prefix_len, ancestors, depth, *options, backend=backend
         )
 
     def exact(self) -> Pair:
-        return oracle.attention(self.q, self.k, self.v, self.seen(), self.scale, self.softcap, self.sinks)
+        caches = self.caches_in(torch.float64)
+        return oracle.attention(self.q, *caches, self.seen(), self.scale, self.softcap, self.sinks)
 
     def baseline(self) -> Pair:
         """PyTorch's own result at q's precision; LSE, which it does not return, in float32."""
@@ -57,7 +67,7 @@ class Block:
         real = seen.any(-1)[:, :, None]
         seen |= ~real  # PyTorch's bfloat16 products spread the NaN of an empty softmax
         group = self.q.shape[2] // self.k.shape[2]
-        q, k, v = (x.transpose(1, 2) for x in (self.q, self.k, self.v))
+        q, k, v = (x.transpose(1, 2) for x in (self.q, *self.caches_in(self.q.dtype)))
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
 
         def logits(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

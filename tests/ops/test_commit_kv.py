@@ -83,7 +83,7 @@ def table(batch: int, capacity: int, page_size: int, rng: random.Random) -> tupl
     page_size=st.sampled_from([None, 1, 3, 16]),
     dtype=st.sampled_from(DTYPES),
 )
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=50)
 def test_any_path_in_any_cache(backend, seed, batch, rows, page_size, dtype):
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -126,7 +126,7 @@ def test_all_layers_in_one_call(threads, backend, rng):
     batch, rows = 4, 60
     paths = [[0, *sorted(rng.sample(range(1, rows), 9))] for _ in range(batch)]
     outer, block_table = table(batch, 128, 16, rng)
-    stores = [Store((outer, 16, 3, 64), torch.bfloat16) for _ in range(60)]
+    stores = [Store((outer, 16, 3, 64), torch.bfloat16) for _ in range(6 if backend == "triton" else 60)]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esp_kernels
+from esp_kernels import _backend
 from esp_kernels.testing import strided
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -32,14 +33,15 @@ def assert_embeds(tokens, ordinals, embedding, probe, backend) -> torch.Tensor:
     batch=st.integers(1, 3),
     rows=st.sampled_from([1, 7, 63, 65, 111]),
     masks=st.integers(0, 3),
-    n=st.sampled_from([1, 7, 16, 63, 65, 576]),
+    n=st.sampled_from([1, 7, 16, 63, 65, 576, 1030]),
     dtype=st.sampled_from(DTYPES),
-    backend=st.sampled_from(["ref", "cpp"]),
 )
-@settings(deadline=None, max_examples=60)
-def test_every_row_is_its_token_or_its_mask(seed, batch, rows, masks, n, dtype, backend):
+@settings(deadline=None, max_examples=30)
+def test_every_row_is_its_token_or_its_mask(backend, seed, batch, rows, masks, n, dtype):
     torch.manual_seed(seed)
     rng = random.Random(seed)
+    if backend == "triton":
+        rows = min(rows, 9)  # a program each
     embedding, probe = torch.randn(50, n).to(dtype), torch.randn(batch, masks, n)
     if rng.random() < 0.5:
         embedding, probe = strided(embedding), strided(probe).transpose(0, 1).contiguous().transpose(0, 1)
@@ -82,6 +84,7 @@ def test_padding_reads_nothing(backend):
     assert torch.equal(x, torch.zeros(1, 2, 8))
 
 
+@pytest.mark.parametrize("backend", ["ref", "cpp"])
 def test_threads_change_nothing(backend, rng):
     embedding, probe = torch.randn(50, 576).bfloat16(), torch.randn(2, 3, 576)
     ordinals = [[rng.randrange(-1, 4) for _ in range(111)] for _ in range(2)]
@@ -94,6 +97,17 @@ def test_threads_change_nothing(backend, rng):
         assert torch.equal(assert_embeds(tokens, ordinals, embedding, probe, backend), one)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif(not _backend.interpreting(), reason="calls an unchecked kernel on CPU tensors")
+def test_ids_that_no_check_has_seen_read_nothing():
+    from esp_kernels.triton.embed_block import embed_block
+
+    tokens, ordinals = int32([-1, 3, 2, 0, 2**31 - 1, -(2**31)]), int32([0, 0, 0, 3, -5, 0])
+    embedding, probe = torch.randn(3, 8), torch.randn(1, 2, 8)
+    expected = torch.zeros(1, 6, 8)
+    expected[0, 2] = embedding[2]
+    assert torch.equal(embed_block(tokens, ordinals, embedding, probe), expected)
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(0, 5), (2, 0), (0, 0)])

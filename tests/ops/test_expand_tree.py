@@ -118,6 +118,14 @@ def rows_of(result: tuple[torch.Tensor, ...], b: int) -> list[tuple[int, int, in
     return list(zip(*(t[b].tolist() for t in result), strict=True))
 
 
+def on_all(*arguments: object, interpreted: bool) -> list[tuple[torch.Tensor, ...]]:
+    """The results of ref and cpp, to which those of interpreted Triton, which is slow, are equal too."""
+    backends = ("ref", "cpp", "triton") if interpreted else ("ref", "cpp")
+    ref, *others = (esp_kernels.expand_tree(*arguments, backend=backend) for backend in backends)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(ref, other, strict=True))
+    return [ref, others[0]]
+
+
 @settings(deadline=None, max_examples=150)
 @given(
     st.integers(1, 40), st.integers(0, 3), st.integers(0, 4), st.integers(0, 9), st.booleans(),
@@ -129,11 +137,7 @@ def test_dynamic_tree(nodes, masks, levels, candidates, prune, seed):
     sequences = [random_levels(levels, candidates, rng) for _ in roots]
     root, ids, logprobs = tensors(roots, sequences)
     budget = nodes * (masks + 1) + rng.randrange(masks + 1)
-    ref, cpp = (
-        esp_kernels.expand_tree(root, ids, logprobs, budget, masks, prune=prune, backend=backend)
-        for backend in ("ref", "cpp")
-    )
-    assert all(map(torch.equal, ref, cpp))
+    ref, cpp = on_all(root, ids, logprobs, budget, masks, None, prune, interpreted=seed % 3 == 0)
     assert all(t.shape == (3, nodes * (masks + 1)) and t.dtype == torch.int32 for t in ref)
     assert all(t.is_contiguous() for t in ref)
     for b, exact_levels in enumerate(as_float32(sequences)):
@@ -159,8 +163,7 @@ def test_static_tree(widths, masks, more_levels, candidates, prune, seed):
     nodes = 1 + sum(widths)
     budget = nodes * (masks + 1) + rng.randrange(5)
     arguments = (*tensors(roots, sequences), budget, masks, widths, prune)
-    ref, cpp = (esp_kernels.expand_tree(*arguments, backend=backend) for backend in ("ref", "cpp"))
-    assert all(map(torch.equal, ref, cpp))
+    ref, cpp = on_all(*arguments, interpreted=seed % 3 == 0)
     assert all(t.shape == (3, nodes * (masks + 1)) and t.dtype == torch.int32 for t in ref)
     assert all(t.is_contiguous() for t in ref)
     for b, exact_levels in enumerate(as_float32(sequences)):
@@ -295,6 +298,15 @@ def test_the_largest_budget(rng):
     arguments = (*tensors([3], sequences), 4096, 0)
     ref, cpp = (esp_kernels.expand_tree(*arguments, backend=backend) for backend in ("ref", "cpp"))
     assert all(map(torch.equal, ref, cpp)) and (cpp[2] == 0).all()
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_a_large_budget(levels, backend, rng):
+    """The rows of a block of 300, from 70 candidates a level."""
+    sequences = [[sorted(((n, -rng.expovariate(1)) for n in range(70)), key=lambda c: -c[1])] * levels]
+    arguments = (*tensors([3], sequences), 300, 2)
+    tree = esp_kernels.expand_tree(*arguments, backend=backend)
+    assert all(map(torch.equal, tree, esp_kernels.expand_tree(*arguments, backend="ref")))
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours(rng):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esp_kernels
+from esp_kernels import _backend
 from esp_kernels.testing import PADDING, assert_as_accurate, paged, poisoned, random_tree, strided, unpaged
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -108,6 +109,8 @@ def assert_correct(block: Block, backend: str) -> None:
     ],
 )
 def test_matches_float64(batch, rows, q_heads, kv_heads, n, rotary, page_size, dtype, backend, rng):
+    if backend == "triton" and (page_size, dtype) != (16, torch.bfloat16):
+        batch, rows = 1, min(rows, 7)  # two programs a row
     block = Block(rng, batch, rows, q_heads, kv_heads, n, rotary, dtype, padding=rows // 4)
     assert_correct(block.paged(page_size, rng) if page_size else block, backend)
 
@@ -125,7 +128,7 @@ def test_any_tree_in_any_cache(seed, rows, batch, pages):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_worse_than_transformers(dtype, backend, rng):
-    block = Block(rng, 2, 33, 9, 3, 64, 64, dtype)
+    block = Block(rng, 2, 9, 9, 3, 64, 64, dtype)
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     config = llama.LlamaConfig(hidden_size=9 * 64, num_attention_heads=9, num_key_value_heads=3)
     rope = llama.LlamaRotaryEmbedding(config)
@@ -142,7 +145,7 @@ def test_no_worse_than_transformers(dtype, backend, rng):
     rotated = block.run(backend)
     assert_as_accurate(rotated, exact_q, q, factor=1.0)
     for b, prefix in enumerate(block.prefix_len.tolist()):
-        assert_as_accurate(block.k_cache[b, prefix : prefix + 33], exact_k[b], k[b], factor=1.0)
+        assert_as_accurate(block.k_cache[b, prefix : prefix + 9], exact_k[b], k[b], factor=1.0)
 
 
 def test_position_is_depth_and_not_row_index(backend, rng):
@@ -174,7 +177,8 @@ def test_padding_is_harmless(backend, rng):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_its_neighbours(dtype, backend, rng):
-    block = Block(rng, 2, 19, 4, 2, 80, 40, dtype)
+    rows = 5 if backend == "triton" else 19
+    block = Block(rng, 2, rows, 4, 2, 80, 40, dtype)
     whole = block.run(backend)
     k_cache, v_cache = block.k_cache.clone(), block.v_cache.clone()
 
@@ -202,7 +206,7 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype, backend, rng):
     assert_same_as_whole(block.paged(7, rng).run(backend))
 
     # Plain decoding: row r alone, as the root at its own position.
-    for b, r in itertools.product(range(2), range(19)):
+    for b, r in itertools.product(range(2), range(rows)):
         position = block.prefix_len[b : b + 1] + block.depth[b, r]
         one = [x[b : b + 1, r : r + 1] for x in (block.q, block.k, block.v)]
         caches = [poisoned((1, *k_cache.shape[1:]), dtype) for _ in range(2)]
@@ -211,6 +215,26 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype, backend, rng):
         )
         assert torch.equal(rotated[0, 0], whole[b, r])
         assert same(caches[0][0, int(position)], k_cache[b, int(block.prefix_len[b]) + r])
+
+
+@pytest.mark.skipif(not _backend.interpreting(), reason="calls an unchecked kernel on CPU tensors")
+def test_rows_that_no_check_has_seen_are_harmless(rng):
+    """Beyond the capacity, the pages or the positions, as they may be on a device: nothing is written."""
+    from esp_kernels.triton.rope_append import rope_append
+
+    block = Block(rng, 6, 3, 2, 1, 16, 16, torch.float32, slots=12).paged(4, rng)
+    pages = block.k_cache.shape[0]
+    block.prefix_len = int32(0, 10, -2, POSITIONS - 1, -(2**31), 2**31 - 1)
+    block.depth = int32([0, 1, 2]).repeat(6, 1)
+    block.block_table[0] = int32(pages)
+    rotated = rope_append(*vars(block).values())
+    for cache in (block.k_cache, block.v_cache):
+        assert cache.isfinite().sum() == 3 * 16
+        for b, slot in ((1, 10), (1, 11), (2, 0)):
+            assert cache[block.block_table[b, slot // 4], slot % 4].isfinite().all()
+    assert rotated[:2].any(dim=(2, 3)).all() and not rotated[4:].any()
+    assert torch.equal(rotated[2].any(dim=(1, 2)), torch.tensor([False, False, True]))
+    assert torch.equal(rotated[3].any(dim=(1, 2)), torch.tensor([True, False, False]))
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(0, 5), (2, 0), (0, 0)])

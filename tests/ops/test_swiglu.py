@@ -31,9 +31,10 @@ def test_matches_float64(shape, dtype, backend, rng):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_gate_of_16_bits(dtype, backend):
     """All 65536 bit patterns, rounded once from a silu that is exact to a few float32 ulp."""
-    gate = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
-    y = esp_kernels.swiglu(torch.stack([gate, torch.ones_like(gate)], -1), backend=backend)[:, 0]
-    wide = esp_kernels.swiglu(torch.stack([gate, torch.ones_like(gate)], -1).float(), backend=backend)[:, 0]
+    gate = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).view(32, 2048)
+    gate_up = torch.cat([gate, torch.ones_like(gate)], -1)
+    y = esp_kernels.swiglu(gate_up, backend=backend)
+    wide = esp_kernels.swiglu(gate_up.float(), backend=backend)
     assert torch.equal(y.nan_to_num(7.0), wide.to(dtype).nan_to_num(7.0))
     assert torch.equal(y.isnan(), gate.isnan())
 
@@ -42,7 +43,7 @@ def test_float32_gates(backend):
     gate = torch.cat(
         [torch.linspace(-87, 100, 200_003), torch.logspace(-37, 38, 1001), -torch.logspace(-37, 1, 999)]
     )
-    y = esp_kernels.swiglu(torch.stack([gate, torch.ones_like(gate)], -1), backend=backend)[:, 0]
+    y = esp_kernels.swiglu(torch.cat([gate, torch.ones_like(gate)]), backend=backend)
     truth = gate.double() / (1 + (-gate.double()).exp())
     error = ((y.double() - truth) / truth).abs().max().item()
     assert error < 5 * torch.finfo(torch.float32).eps
@@ -77,25 +78,30 @@ def test_extremes(place, backend):
         torch.testing.assert_close(y, torch.full((5,), expected), rtol=1e-6, atol=1e-35, equal_nan=True)
 
 
+# PyTorch's own silu does not promise it: the vector body and the tail of a tensor may differ in the last bit.
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_its_neighbours(dtype, rng):
-    gate_up = torch.randn(3, 21, 3 * 142).to(dtype)[..., 71:-71]
-    whole = esp_kernels.swiglu(gate_up)
-    assert torch.equal(esp_kernels.swiglu(gate_up.contiguous()), whole)
-    assert torch.equal(esp_kernels.swiglu(strided(gate_up)), whole)
-    assert torch.equal(esp_kernels.swiglu(gate_up[:, ::2]), whole[:, ::2])
-    assert torch.equal(esp_kernels.swiglu(gate_up.mT.contiguous().mT.contiguous()), whole)
-    four = gate_up.unflatten(1, (3, 7)).transpose(0, 2)
-    assert torch.equal(esp_kernels.swiglu(four), whole.unflatten(1, (3, 7)).transpose(0, 2))
+def test_a_row_does_not_depend_on_its_neighbours(dtype, backend, rng):
+    def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+        return esp_kernels.swiglu(gate_up, backend=backend)
+
+    gate_up = torch.randn(3, 6, 3 * 142).to(dtype)[..., 71:-71]
+    whole = swiglu(gate_up)
+    assert torch.equal(swiglu(gate_up.contiguous()), whole)
+    assert torch.equal(swiglu(strided(gate_up)), whole)
+    assert torch.equal(swiglu(gate_up[:, ::2]), whole[:, ::2])
+    assert torch.equal(swiglu(gate_up.mT.contiguous().mT.contiguous()), whole)
+    four = gate_up.unflatten(1, (3, 2)).transpose(0, 2)
+    assert torch.equal(swiglu(four), whole.unflatten(1, (3, 2)).transpose(0, 2))
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1 if threads > 1 else 2)
-        assert torch.equal(esp_kernels.swiglu(gate_up), whole)
+        assert torch.equal(swiglu(gate_up), whole)
     finally:
         torch.set_num_threads(threads)
     for b in range(3):
-        for r in range(21):
-            assert torch.equal(esp_kernels.swiglu(gate_up[b, r]), whole[b, r])
+        for r in range(6):
+            assert torch.equal(swiglu(gate_up[b, r]), whole[b, r])
 
 
 @pytest.mark.parametrize(

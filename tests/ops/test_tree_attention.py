@@ -56,6 +56,19 @@ def test_degenerate_trees(parent, prefix, backend, rng):
     check_accuracy(case, case.run(backend))
 
 
+@pytest.mark.parametrize("backend", ["ref", "triton"])
+@pytest.mark.parametrize("scales", [None, ([0.3, 2.0], [0.7, 1.5])], ids=["plain", "scaled"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_float8_caches(dtype, scales, backend, rng):
+    case = block([300], [random_tree(5, rng)], dim=48, dtype=dtype, window=290)
+    case.k, case.v = case.k.to(torch.float8_e4m3fn), case.v.to(torch.float8_e4m3fn)
+    if scales:
+        case.k_scale, case.v_scale = torch.tensor(scales).unbind()
+    check_accuracy(case, case.run(backend))
+    (k, table), (v, _) = (paged(x, 16, random.Random(2)) for x in case.poisoned_caches())
+    check_accuracy(case, case.run(backend, (k, v), table))
+
+
 @pytest.mark.parametrize("dim", range(16, 257, 48))
 def test_every_multiple_of_16(dim, backend, rng):
     case = block([70], [random_tree(9, rng)], dim=dim)

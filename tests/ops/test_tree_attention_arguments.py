@@ -64,7 +64,10 @@ PAGES = {"k_cache": torch.zeros(6, 4, 2, 64), "v_cache": torch.zeros(6, 4, 2, 64
             "q must have a head dimension that is a multiple of 16 up to 256, got 272",
         ),
         ({"q": torch.zeros(1, 3, 5, 64)}, "q must have a multiple of k_cache's 2 heads, got 5"),
-        ({"k_cache": torch.zeros(1, 8, 2, 64).half()}, "k_cache must be float32, got float16"),
+        (
+            {"k_cache": torch.zeros(1, 8, 2, 64).half()},
+            "k_cache must be float32 or float8_e4m3fn, got float16",
+        ),
         ({"k_cache": torch.zeros(2, 8, 2, 64)}, "k_cache must have shape [1, *, *, 64], got [2, 8, 2, 64]"),
         ({"v_cache": torch.zeros(1, 7, 2, 64)}, "v_cache must have shape [1, 8, 2, 64], got [1, 7, 2, 64]"),
         ({"prefix_len": ints(5)[0].long()}, "prefix_len must be int32, got int64"),
@@ -103,11 +106,40 @@ PAGES = {"k_cache": torch.zeros(6, 4, 2, 64), "v_cache": torch.zeros(6, 4, 2, 64
         ({"softcap": -2.5}, "softcap must be positive and finite, got -2.5"),
         ({"sinks": torch.zeros(3)}, "sinks must have shape [4], got [3]"),
         ({"sinks": torch.zeros(4).half()}, "sinks must be float32, got float16"),
+        ({"k_scale": torch.ones(2)}, "k_scale goes with float8_e4m3fn caches, got float32"),
+        ({"v_scale": torch.ones(2)}, "v_scale goes with float8_e4m3fn caches, got float32"),
     ],
 )
 def test_bad_input(change, sentence, backend):
     with pytest.raises(ValueError) as error:
         esp_kernels.tree_attention(**(arguments() | change), backend=backend)
+    assert str(error.value) == sentence
+
+
+FLOAT8 = torch.zeros(1, 8, 2, 64).to(torch.float8_e4m3fn)
+FLOAT8_CACHES = {"k_cache": FLOAT8, "v_cache": FLOAT8}
+
+
+@pytest.mark.parametrize("backend", ["ref", "triton"])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"k_cache": FLOAT8}, "v_cache must be float8_e4m3fn, got float32"),
+        ({"v_cache": FLOAT8}, "v_cache must be float32, got float8_e4m3fn"),
+        (FLOAT8_CACHES | {"k_scale": torch.ones(4)}, "k_scale must have shape [2], got [4]"),
+        (FLOAT8_CACHES | {"v_scale": torch.ones(2).half()}, "v_scale must be float32, got float16"),
+    ],
+)
+def test_bad_float8_caches(change, sentence, backend):
+    with pytest.raises(ValueError) as error:
+        esp_kernels.tree_attention(**(arguments() | change), backend=backend)
+    assert str(error.value) == sentence
+
+
+def test_cpp_refuses_float8_caches():
+    with pytest.raises(ValueError) as error:
+        esp_kernels.tree_attention(**(arguments() | FLOAT8_CACHES), backend="cpp")
+    sentence = "k_cache is float8_e4m3fn, which backend 'cpp' does not read; 'ref' and 'triton' do"
     assert str(error.value) == sentence
 
 

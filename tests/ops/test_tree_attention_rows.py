@@ -91,6 +91,13 @@ def test_a_kernel_keeps_the_bits_of_every_row_down_to_its_depth(rng):
     check_alone(case, "triton", (1, DEEPEST.value - 1, DEEPEST.value))
 
 
+def test_a_kernel_keeps_the_bits_over_float8_caches(rng):
+    case = block([290], [random_tree(6, rng)], heads=2, kv_heads=1, dim=16, dtype=torch.bfloat16)
+    case.k, case.v = case.k.to(torch.float8_e4m3fn), case.v.to(torch.float8_e4m3fn)
+    case.k_scale, case.v_scale = torch.tensor([0.3]), torch.tensor([1.7])
+    check_alone(case, "triton", (0, 3, 5))
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("dim", [16, 80, 96, 128, 256])
 def test_the_same_at_all_head_shapes(dim, kv_heads, rng):

@@ -45,7 +45,7 @@ def assert_is_walk(parent: list[list[int]], backend: str) -> None:
 def test_random_trees(rows, batch, reach, seed):
     rng = random.Random(seed)
     parent = [random_tree(rows, rng, rng.randrange(rows), reach) for _ in range(batch)]
-    for backend in ("ref", "cpp"):
+    for backend in ("ref", "cpp", "triton") if seed % 3 == 0 else ("ref", "cpp"):
         assert_is_walk(parent, backend)
 
 

@@ -74,7 +74,7 @@ def test_random_blocks(rows, batch, vocabulary, seed):
     block = {name: [sequence[name] for sequence in sequences] for name in sequences[0]}
     if rng.random() < 0.2:
         block["mask_ordinal"][-1][0] = -1
-    for backend in ("ref", "cpp"):
+    for backend in ("ref", "cpp", "triton"):
         assert_walks(block, backend)
 
 

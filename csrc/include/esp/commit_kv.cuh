@@ -29,25 +29,36 @@ __global__ void __launch_bounds__(kCommitThreads)
   const CommitKvArgs::Target& target = params.target[blockIdx.y];
   const int64_t b = blockIdx.z, column = int64_t(blockIdx.x) * kCommitThreads + threadIdx.x;
   const int64_t columns = target.head_bytes / int64_t(sizeof(Unit));
-  const int accepted = a.accepted[b];
+  const int moves = int(a.accepted[b] < a.length ? a.accepted[b] : a.length - 1);
   if (column >= target.heads * columns) return;
   char* data = static_cast<char*>(target.cache.data) + column / columns * target.cache.stride_head +
                column % columns * int64_t(sizeof(Unit));
   const int32_t* path = a.path + b * a.length;
-  const auto at = [&](int64_t row) {
-    return reinterpret_cast<Unit*>(data + target.cache.offset(a.pages, b, a.prefix_len[b] + row));
+  // Null for what does not lie in the cache; it stays where it is.
+  const auto at = [&](int64_t row) -> Unit* {
+    const int64_t slot = a.prefix_len[b] + row;
+    if (slot < 0 || slot >= a.pages.capacity()) return nullptr;
+    const int64_t page = a.pages.page(b, slot);
+    if (page < 0 || page >= a.pages.count) return nullptr;
+    return reinterpret_cast<Unit*>(data + target.cache.offset(a.pages, b, slot));
   };
 
   // The path is strictly increasing from 0, so path[i] >= i: what is overwritten is no later row's source, and rows
   // may be read ahead.
-  for (int first = 1; first <= accepted; first += kCommitAhead) {
+  for (int first = 1; first <= moves; first += kCommitAhead) {
     Unit moved[kCommitAhead];
+    Unit* to[kCommitAhead];
+    ESP_UNROLL(kCommitAhead)
+    for (int i = 0; i < kCommitAhead; ++i) {
+      const int row = first + i;
+      const int source = row <= moves ? path[row] : row;
+      const Unit* from = source > row ? at(source) : nullptr;
+      to[i] = from ? at(row) : nullptr;
+      if (to[i]) moved[i] = *from;
+    }
     ESP_UNROLL(kCommitAhead)
     for (int i = 0; i < kCommitAhead; ++i)
-      if (first + i <= accepted) moved[i] = *at(path[first + i]);
-    ESP_UNROLL(kCommitAhead)
-    for (int i = 0; i < kCommitAhead; ++i)
-      if (first + i <= accepted) *at(first + i) = moved[i];
+      if (to[i]) *to[i] = moved[i];
   }
 }
 
