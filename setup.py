@@ -112,7 +112,9 @@ def native():
     try:
         extensions = [cpu_extension()] if BUILD_CPU != "0" else []
         extensions += [cuda_extension(nvcc)] if nvcc else []
-        return {"ext_modules": extensions, "cmdclass": {"build_ext": build_command(nvcc)}} if extensions else {}
+        return (
+            {"ext_modules": extensions, "cmdclass": {"build_ext": build_command(nvcc)}} if extensions else {}
+        )
     except ImportError as error:
         if "1" in (BUILD_CPU, BUILD_CUDA):
             raise

@@ -70,14 +70,14 @@ def build(csrc: Path = CSRC, sanitize: bool = SANITIZE) -> Path:
     objects = [_object(s, csrc, device if s.suffix == ".cu" else host, sanitize) for s in sources]
     name = f"esp_emulated-{_hash(*objects)}.so"
     links = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-ltorch_cpu", "-lc10"]
-    return _replace(
-        FOLDER / name, [CXX, "-shared", *objects, *links, *(SANITIZERS[:1] if sanitize else [])]
-    )
+    return _replace(FOLDER / name, [CXX, "-shared", *objects, *links, *(SANITIZERS[:1] if sanitize else [])])
 
 
 def build_one(source: Path, sanitize: bool = False) -> Path:
     """A library of one source and the emulator, without torch."""
-    headers = _hash(*(path.read_text() for path in [CSRC / "include/esp/cuda.h", CSRC / "emulator/emulator.h"]))
+    headers = _hash(
+        *(path.read_text() for path in [CSRC / "include/esp/cuda.h", CSRC / "emulator/emulator.h"])
+    )
     objects = [_object(s, CSRC, headers, sanitize) for s in (source, CSRC / "emulator/emulator.cpp")]
     name = f"{source.stem}-{_hash(*objects)}.so"
     return _replace(FOLDER / name, [CXX, "-shared", *objects, *(SANITIZERS[:1] if sanitize else [])])

@@ -73,7 +73,9 @@ def test_a_write_past_shared_memory_is_caught_by_asan():
     library = build.build_one(SOURCE, sanitize=True)
     script = f"import ctypes; ctypes.CDLL({str(library)!r}).run({KERNELS.index('past_the_end')}, None, 64)"
     found = [
-        subprocess.run([build.CXX, f"-print-file-name=lib{name}.so"], capture_output=True, text=True).stdout.strip()
+        subprocess.run(
+            [build.CXX, f"-print-file-name=lib{name}.so"], capture_output=True, text=True
+        ).stdout.strip()
         for name in ("asan", "stdc++")
     ]
     done = subprocess.run(

@@ -46,7 +46,17 @@ def test_a_mutant_is_caught(file: str, old: str, new: str, tmp_path: Path):
 
     op = Path(file).stem
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-k", "cuda", "-p", "no:cacheprovider", f"tests/ops/test_{op}.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-k",
+            "cuda",
+            "-p",
+            "no:cacheprovider",
+            f"tests/ops/test_{op}.py",
+        ],
         env=os.environ | {build.LIBRARY: str(build.build(csrc, sanitize=False))},
         cwd=build.ROOT,
         capture_output=True,

@@ -169,11 +169,13 @@ def test_step_after_step(rows, budget, masks, widths, prune, backend, rng):
         (63, 63, 62, None, 3, 4, torch.float16),
     ],
 )
-def test_large_blocks_of_dirty_candidates(rows, budget, masks, widths, candidates, width, dtype, backend, rng):
+def test_large_blocks_of_dirty_candidates(
+    rows, budget, masks, widths, candidates, width, dtype, backend, rng
+):
     """Candidates that may not be drafted, ties, and probes and embeddings of any stride."""
     if backend == "ref":
         pytest.skip("it is what the others are held to")
-    if backend == "triton" and rows > 64:
+    if backend == "triton" and (rows > 64 or masks > 3):
         pytest.skip("too slow, interpreted")
     sequences = [Sequence(root, rows, budget, masks, widths, True) for root in (3, -1, 7)]
     block, batch = tensors_of(sequences), len(sequences)
@@ -265,7 +267,9 @@ def test_cuda_says_how_many_rows_it_takes():
     block = tensors_of([Sequence(3, 2049, 12, 2, None, True)])
     ids, logprobs = guesses(1, 2049, random.Random(0))
     changes = {"ids": ids, "logprobs": logprobs, **block, "probe": torch.zeros(1, 2, WIDTH)}
-    with pytest.raises(ValueError, match="backend 'cuda' serves advance_block for at most 2048 rows, got 2049"):
+    with pytest.raises(
+        ValueError, match="backend 'cuda' serves advance_block for at most 2048 rows, got 2049"
+    ):
         esp_kernels.advance_block(**arguments(**changes), backend="cuda")
 
 
