@@ -65,6 +65,7 @@ def in_python(op: str, kind: str) -> Callable[..., Any]:
     return checked
 
 
+@functools.cache
 def has_triton_kernel(op: str) -> bool:
     return importlib.util.find_spec(f"esp_kernels.triton.{op}") is not None
 

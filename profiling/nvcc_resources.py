@@ -1,4 +1,4 @@
-"""What ptxas says of the CUDA kernels: registers, stack, spills and static shared memory on each architecture.
+"""What ptxas says of the CUDA kernels: registers, stack, spills, static shared memory on each architecture.
 
     python profiling/nvcc_resources.py            # compares with profiling/resources/nvcc-<version>.txt
     python profiling/nvcc_resources.py --update   # writes it

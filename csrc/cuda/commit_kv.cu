@@ -10,7 +10,8 @@ namespace {
 bool aligned(const CommitKvArgs& a, int64_t bytes) {
   return std::all_of(a.targets, a.targets + a.count, [&](const CommitKvArgs::Target& t) {
     const int64_t address = reinterpret_cast<intptr_t>(t.cache.data);
-    return (address | t.cache.stride_page | t.cache.stride_slot | t.cache.stride_head | t.head_bytes) % bytes == 0;
+    const int64_t strides = t.cache.stride_page | t.cache.stride_slot | t.cache.stride_head;
+    return (address | strides | t.head_bytes) % bytes == 0;
   });
 }
 
@@ -25,10 +26,10 @@ void commit(const CommitKvArgs& a, cudaStream_t stream) {
       params.target[i] = a.targets[first + i];
       bytes = std::max(bytes, params.target[i].heads * params.target[i].head_bytes);
     }
-    const int64_t columns = bytes / int64_t(sizeof(Unit)), blocks = (columns + kCommitThreads - 1) / kCommitThreads;
-    if (blocks == 0) continue;
-    launch(commit_kv_kernel<kTargets, Unit>, {unsigned(blocks), unsigned(count), unsigned(a.batch)}, kCommitThreads,
-           0, stream, params);
+    const int64_t columns = bytes / int64_t(sizeof(Unit));
+    if (columns == 0) continue;
+    const dim3 grid{unsigned((columns - 1) / kCommitThreads + 1), unsigned(count), unsigned(a.batch)};
+    launch(commit_kv_kernel<kTargets, Unit>, grid, kCommitThreads, 0, stream, params);
   }
 }
 

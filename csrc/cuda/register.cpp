@@ -1,5 +1,6 @@
-// The CUDA ops, bound for esp_kernels/_backend.py, which has checked their arguments. They are ops of their own
-// (esp_kernels_cuda::...), so that Triton's stay selectable. Under ESP_EMULATED they serve the CPU, for tests.
+// The CUDA ops, bound for esp_kernels/_backend.py, which has checked their arguments. They are ops of their
+// own (esp_kernels_cuda::...), so that Triton's stay selectable. Under ESP_EMULATED they serve the CPU,
+// for tests.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>

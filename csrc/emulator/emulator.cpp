@@ -79,6 +79,10 @@ std::string where(const Place& place) {
   return std::string(place.what) + " in line " + std::to_string(place.line);
 }
 
+std::string doing(const Fiber& f) {
+  return f.state == State::done ? "has ended" : "waits at " + where(f.place);
+}
+
 bool same(const Place& a, const Place& b) { return a.line == b.line && std::string(a.what) == b.what; }
 
 void fail(const std::string& sentence) {
@@ -89,11 +93,10 @@ void fail(const std::string& sentence) {
 bool release_barrier() {
   const Fiber& first = block.fibers[0];
   for (const Fiber& f : block.fibers) {
-    if (f.state == State::at_barrier && first.state == State::at_barrier && same(f.place, first.place)) continue;
-    const auto thread = "thread " + std::to_string(f.index.x) + " ";
-    const auto status = f.state == State::done ? "has ended" : "waits at " + where(f.place);
-    fail("threads of one block do not meet: thread 0 " +
-         (first.state == State::done ? "has ended" : "waits at " + where(first.place)) + ", " + thread + status);
+    const bool both = f.state == State::at_barrier && first.state == State::at_barrier;
+    if (both && same(f.place, first.place)) continue;
+    const std::string other = "thread " + std::to_string(f.index.x) + " " + doing(f);
+    fail("threads of one block do not meet: thread 0 " + doing(first) + ", " + other);
     return false;
   }
   for (Fiber& f : block.fibers) f.state = State::ready;

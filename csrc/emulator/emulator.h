@@ -1,7 +1,7 @@
-// CUDA C++ on the CPU, to test kernels where no GPU is. The threads of a block are fibers of one OS thread: each
-// runs until a barrier or a warp collective holds it, and a seed decides who runs next. A missing barrier then
-// reads what is not yet written (shared memory starts poisoned); a barrier or collective that not all of its
-// threads reach is an error, and so is a thread that ends while others wait for it.
+// CUDA C++ on the CPU, to test kernels where no GPU is. The threads of a block are fibers of one OS thread:
+// each runs until a barrier or a warp collective holds it, and a seed decides who runs next. A missing
+// barrier then reads what is not yet written (shared memory starts poisoned); a barrier or collective that
+// not all of its threads reach is an error, and so is a thread that ends while others wait for it.
 //
 // Included by esp/cuda.h in the place of CUDA's own headers. Compile with -fno-strict-aliasing.
 #pragma once

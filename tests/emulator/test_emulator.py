@@ -11,9 +11,16 @@ import pytest
 
 from . import build
 
-KERNELS = (
-    "rotate rotate_unsynchronised sum_lanes two_barriers early_exit missing_lane two_collectives past_the_end"
-).split()
+KERNELS = [
+    "rotate",
+    "rotate_unsynchronised",
+    "sum_lanes",
+    "two_barriers",
+    "early_exit",
+    "missing_lane",
+    "two_collectives",
+    "past_the_end",
+]  # as in broken.cu
 SOURCE = Path(__file__).parent / "broken.cu"
 THREADS = 64
 

@@ -26,7 +26,7 @@ MUTANTS = [  # file, old text, new text
     (ADVANCE, "a.nodes + deepest * a.masks + level", "a.nodes + deepest * a.masks"),
     (COMMIT, "row <= moves", "row < moves"),
     (COMMIT, "column >= target", "column + 1 >= target"),
-    (COMMIT, "for (int i = 0; i < kCommitAhead; ++i)\n      if (to[i])", "for (int i = 1; i < kCommitAhead; ++i)\n      if (to[i])"),
+    (COMMIT, "if (to[i]) *to[i]", "if (to[i] && i > 0) *to[i]"),
     (COMMIT, "to[i] = from ? at(row)", "to[i] = from ? at(row + 1)"),
 ]  # fmt: skip
 SHORT = [MUTANTS[0], next(mutant for mutant in MUTANTS if mutant[0] == COMMIT)]

@@ -207,6 +207,23 @@ def test_large_blocks_of_dirty_candidates(
         torch.testing.assert_close(probe, expected_probe)
 
 
+@pytest.mark.parametrize(("rows", "masks", "drafts"), [(63, 2, 9), (256, 2, 50)])
+def test_all_candidates_are_equally_likely(rows, masks, drafts, backend):
+    """Then the rows with the first parents win, however many rows make the same offer."""
+    if backend == "triton" and rows > 64:
+        pytest.skip("too slow, interpreted")
+    sequence = Sequence(99, rows, rows, masks, None, True)
+    ids = torch.arange(drafts, dtype=torch.int32).expand(1, rows, drafts).contiguous()
+    block = tensors_of([sequence])
+    esp_kernels.advance_block(
+        ids, torch.zeros(ids.shape), *block.values(), torch.zeros(1, masks, WIDTH),
+        torch.zeros(100, WIDTH), 0.1, rows, masks, backend=backend,
+    )  # fmt: skip
+    sequence.advance(ids[0].tolist(), torch.zeros(rows, drafts))
+    for name, expected in tensors_of([sequence]).items():
+        assert torch.equal(block[name], expected), name
+
+
 def test_lam_0_leaves_the_probe_alone(backend, rng):
     sequence = Sequence(3, 10, 10, 1, None, True)
     probe = torch.full((1, 1, WIDTH), torch.nan)

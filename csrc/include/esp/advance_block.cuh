@@ -1,9 +1,10 @@
-// advance_block on a GPU: one block of threads a sequence, from the walk to the next tree's ancestors in one launch.
+// advance_block on a GPU: one block of threads a sequence, from the walk to the next tree's ancestors, in one
+// launch.
 //
-// Bytes a sequence: the block's rows in and out (24 and 8 words), one sector of `ids` a row, 8 a candidate of each
-// mask of the deepest row, the probe vectors in and out, and every committed embedding. At decode sizes that is
-// nothing: time is the chain of dependent loads (rows, candidates) and, warp 0 alone, the drafts one after the
-// other at two warp reductions each, while the other warps update the probe.
+// Bytes a sequence: 12 a row in (and one sector of `ids`), 24 and its ancestor words out, 8 a candidate of
+// each mask of the deepest row, the probe vectors in and out, and every committed embedding. At decode sizes
+// that is nothing: time is the chain of dependent loads (rows, candidates) and, in warp 0 alone, the drafts
+// one after the other at two warp reductions each, while the other warps update the probe.
 #pragma once
 #include "esp/advance_block.h"
 #include "esp/block.h"
@@ -113,8 +114,8 @@ ESP_DEVICE void write_path(const AdvanceBlockArgs& a, int64_t b, const Scratch& 
   }
 }
 
-// A warp a level. The first `nodes` candidates that may be drafted are enough: at most nodes - 1 hang from one row,
-// and pruning skips one.
+// A warp a level. The first `nodes` candidates that may be drafted are enough: at most nodes - 1 hang from
+// one row, and pruning skips one.
 ESP_DEVICE void read_candidates(const AdvanceBlockArgs& a, int64_t b, const Scratch& s) {
   const int deepest = *s.accepted < 0 ? 0 : s.path[*s.accepted];
   for (int level = warp_index(); level < s.levels; level += kAdvanceThreads / kWarp) {
@@ -177,8 +178,8 @@ ESP_DEVICE void offer_child(const Scratch& s, int v, int rank, bool prune) {
   }
 }
 
-// One warp. The least of all offers by (cost, depth, parent) is drafted, leaves its place to its next sibling and
-// makes an offer of its own.
+// One warp. The least of all offers by (cost, depth, parent) is drafted, leaves its place to its next sibling
+// and makes an offer of its own.
 ESP_DEVICE void grow_best_first(const Scratch& s, bool prune) {
   const int lane = lane_index();
   if (lane == 0) offer_child(s, 0, 0, prune);
@@ -224,7 +225,8 @@ ESP_DEVICE void grow_levels(const AdvanceBlockParams& params, const Scratch& s, 
   }
 }
 
-// All warps but the first. A thread keeps V elements of one probe vector while it applies every token to them.
+// All warps but the first. A thread keeps V elements of one probe vector while it applies every token to
+// them.
 template <typename T, int V>
 ESP_DEVICE void draw_probe(const AdvanceBlockArgs& a, int64_t b, const Scratch& s) {
   const int accepted = *s.accepted, packs = int(a.n) / V;
@@ -232,7 +234,8 @@ ESP_DEVICE void draw_probe(const AdvanceBlockArgs& a, int64_t b, const Scratch& 
   const int64_t count = a.probe_masks * packs;
   for (int64_t i = int(threadIdx.x) - kWarp; i < count; i += kAdvanceThreads - kWarp) {
     const int64_t first = i % packs * V;
-    auto* own = reinterpret_cast<Pack<float, V>*>(a.probe + b * a.stride_batch + i / packs * a.stride_mask + first);
+    float* vector = a.probe + b * a.stride_batch + i / packs * a.stride_mask;
+    auto* own = reinterpret_cast<Pack<float, V>*>(vector + first);
     const T* embedding = static_cast<const T*>(a.embedding) + first;
     Pack<float, V> probe = *own;
     ESP_UNROLL(4)
