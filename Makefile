@@ -41,10 +41,11 @@ SANITIZED := build/sanitized
 SANITIZER_LIBRARIES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
 
 # The op tests on an AddressSanitizer and UndefinedBehaviorSanitizer build of the CPU ops and the emulated kernels.
+# Not by `python -m`, which would put the source tree, and its plain build, before PYTHONPATH.
 sanitize: $(VENV)/.installed
 	ESP_BUILD_CPU=1 ESP_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	LD_PRELOAD="$(SANITIZER_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 PYTHONPATH=$(SANITIZED)/lib \
-		ESP_SANITIZE=1 OMP_NUM_THREADS=2 $(BIN)/python -m pytest tests/ops -k "not ref"
+		ESP_SANITIZE=1 OMP_NUM_THREADS=2 $(BIN)/pytest tests/ops -k "not ref"
 
 # Registers, stack and spills of the CUDA kernels, against profiling/resources; without nvcc nothing.
 resources-cuda:

@@ -1,6 +1,7 @@
 """The choice of a backend, with and without native ops."""
 
 import os
+import importlib
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import torch
 import esp_kernels
 from esp_kernels import _backend, _library
 from profiling import nvcc_resources
+from tests.emulator import build
 
 WITHOUT_NATIVE = """
 import sys, warnings
@@ -83,9 +85,14 @@ def test_triton_serves_the_cpu_only_interpreted():
     assert "cannot serve swiglu: it runs on cuda, or interpreted on cpu" in done.stderr
 
 
+@pytest.mark.skipif(not build.SANITIZE, reason="for `make sanitize`")
+def test_the_sanitized_build_is_the_one_tested():
+    assert "sanitized" in str(importlib.import_module("esp_kernels._C").__file__)
+
+
+@pytest.mark.skipif(build.SANITIZE, reason="kernels are not sanitized, only emulated ones")
+@pytest.mark.skipif(nvcc_resources.find_nvcc() is None, reason="no nvcc")
 def test_the_cuda_ops_are_built_where_nvcc_is():
-    if nvcc_resources.find_nvcc() is None:
-        pytest.skip("no nvcc")
     assert _backend.cuda_error is None
     for op in _backend.CUDA_OPS:
         assert _backend.has_cuda_kernel(op, "cuda")
