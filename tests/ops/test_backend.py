@@ -1,7 +1,7 @@
 """The choice of a backend, with and without native ops."""
 
-import os
 import importlib
+import os
 import subprocess
 import sys
 
