@@ -11,7 +11,7 @@ SOURCES := setup.py pyproject.toml requirements-dev.txt $(shell find csrc -type 
 NVCC := $(firstword $(wildcard $(or $(CUDA_HOME),/usr/local/cuda)/bin/nvcc) $(shell command -v nvcc))
 BUILD := ESP_BUILD_CPU=1 ESP_BUILD_CUDA=$(if $(NVCC),1,0)
 
-.PHONY: demo test golden mutants sanitize resources-cuda resources-cuda-update bench lint clean
+.PHONY: demo test golden mutants sanitize resources bench lint clean
 
 $(VENV)/.installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,12 +47,13 @@ sanitize: $(VENV)/.installed
 	LD_PRELOAD="$(SANITIZER_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 PYTHONPATH=$(SANITIZED)/lib \
 		ESP_SANITIZE=1 OMP_NUM_THREADS=2 $(BIN)/pytest tests/ops -k "not ref"
 
-# Registers, stack and spills of the CUDA kernels, against profiling/resources; without nvcc nothing.
-resources-cuda:
-	$(PYTHON) profiling/nvcc_resources.py
-
-resources-cuda-update:
-	$(PYTHON) profiling/nvcc_resources.py --update
+# What the Triton kernels (by the Triton installed, and 3.6) and, where nvcc is, the CUDA kernels take on each
+# architecture, against profiling/resources.
+resources: $(VENV)/.installed
+	$(BIN)/python -W ignore -m profiling.resources
+	test -d build/triton-3.6 || $(BIN)/pip install --quiet --no-deps --target build/triton-3.6 triton==3.6.0
+	PYTHONPATH=build/triton-3.6 $(BIN)/python -W ignore -m profiling.resources
+	$(BIN)/python -m profiling.nvcc_resources
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m pytest bench --benchmark-only

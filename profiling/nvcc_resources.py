@@ -1,7 +1,7 @@
 """What ptxas says of the CUDA kernels: registers, stack, spills, static shared memory on each architecture.
 
-    python profiling/nvcc_resources.py            # compares with profiling/resources/nvcc-<version>.txt
-    python profiling/nvcc_resources.py --update   # writes it
+    python -m profiling.nvcc_resources            # compares with profiling/resources/nvcc-<version>.txt
+    python -m profiling.nvcc_resources --update   # writes it
 
 A kernel that spills or keeps a stack fails, and so does a difference from the file of this nvcc. Without nvcc
 there is nothing to compare; with an nvcc that has no file only spills and stacks fail.

@@ -1,5 +1,5 @@
 """Log-softmax and top-k in two launches: parts of the vocabulary, whose bounds depend on its size alone, then
-each row's parts. A part stays in registers; its k best are sought among the best of its columns, one a thread.
+each row's parts. A part stays in registers; its k best are sought among those of its columns, one a thread.
 """
 
 import torch

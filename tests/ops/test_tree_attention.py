@@ -62,11 +62,12 @@ def test_degenerate_trees(parent, prefix, backend, rng):
 def test_float8_caches(dtype, scales, backend, rng):
     case = block([300], [random_tree(5, rng)], dim=48, dtype=dtype, window=290)
     case.k, case.v = case.k.to(torch.float8_e4m3fn), case.v.to(torch.float8_e4m3fn)
+    caches, table = case.poisoned_caches(), None
     if scales:
         case.k_scale, case.v_scale = torch.tensor(scales).unbind()
-    check_accuracy(case, case.run(backend))
-    (k, table), (v, _) = (paged(x, 16, random.Random(2)) for x in case.poisoned_caches())
-    check_accuracy(case, case.run(backend, (k, v), table))
+        (k, table), (v, _) = (paged(x, 16, random.Random(2)) for x in caches)
+        caches = k, v
+    check_accuracy(case, case.run(backend, caches, table))
 
 
 @pytest.mark.parametrize("dim", range(16, 257, 48))
