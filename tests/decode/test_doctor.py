@@ -33,18 +33,20 @@ def test_text_has_every_fact(capsys):
     out = capsys.readouterr().out
     assert [line.split("  ")[0] for line in out.splitlines() if not line.startswith("gpu")] == [
         *("esp_kernels", "python", "torch", "triton", "transformers", "cpu", "threads", "native ops"),
-        *("cpu ops", "demo model"),
+        *("cuda kernels", "cpu ops", "demo model"),
     ]
     assert torch.__version__ in out and "by cpp, ref: tree_metadata" in out
 
 
 def test_what_is_missing_is_said(monkeypatch, capsys):
     monkeypatch.setattr(_backend, "native_error", "libfoo.so:\nnot found")
+    monkeypatch.setattr(_backend, "cuda_error", "No module named 'esp_kernels._cuda'")
     monkeypatch.setattr(weights, "locate_demo", lambda: None)
     monkeypatch.setattr(doctor, "version", lambda package: None)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "native ops    not built: libfoo.so: not found\n" in out
+    assert "cuda kernels  not built: No module named 'esp_kernels._cuda'\n" in out
     assert "cpu ops       by ref: " in out
     assert "transformers  not installed\n" in out
     assert "demo model    not installed; pip install" in out

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import esp_kernels
-from esp_kernels import PADDING
+from esp_kernels import PADDING, _backend
+from esp_kernels.testing import strided
 
 from . import oracle
 
@@ -156,6 +157,73 @@ def test_step_after_step(rows, budget, masks, widths, prune, backend, rng):
     assert accepted_drafts > 0 or rows < 10 or masks == 0 or backend == "triton"
 
 
+@pytest.mark.parametrize(
+    ("rows", "budget", "masks", "widths", "candidates", "width", "dtype"),
+    [
+        (64, 60, 1, None, 50, 7, torch.float32),
+        (64, 60, 3, [7, 5, 2], 33, 64, torch.float32),
+        (130, 128, 0, None, 1, 8, torch.float16),
+        (256, 256, 1, None, 130, 4, torch.bfloat16),
+        (200, 180, 2, [40, 19], 65, 5, torch.bfloat16),
+        (256, 255, 2, None, 40, 4, torch.float32),
+        (63, 63, 62, None, 3, 4, torch.float16),
+    ],
+)
+def test_large_blocks_of_dirty_candidates(
+    rows, budget, masks, widths, candidates, width, dtype, backend, rng
+):
+    """Candidates that may not be drafted, ties, and probes and embeddings of any stride."""
+    if backend == "ref":
+        pytest.skip("it is what the others are held to")
+    if backend == "triton" and (rows > 64 or masks > 3):
+        pytest.skip("too slow, interpreted")
+    sequences = [Sequence(root, rows, budget, masks, widths, True) for root in (3, -1, 7)]
+    block, batch = tensors_of(sequences), len(sequences)
+    embedding = strided(torch.randn(300, width).to(dtype), gap=4)
+    probe = strided(torch.randn(batch, masks + 1, width), gap=1)
+    expected_probe, expected_block = probe.clone(), {name: t.clone() for name, t in block.items()}
+    for _ in range(2 if backend == "triton" else 3):
+        ids = torch.stack([torch.randperm(300)[:candidates] for _ in range(batch * rows)]).int()
+        ids = ids.view(batch, rows, candidates)
+        logprobs = torch.randn(ids.shape).abs().mul(-3).round().sort(-1, descending=True).values
+        ids[..., 1:][torch.rand(ids[..., 1:].shape) < 0.2] = -1
+        logprobs[..., 1:][torch.rand(ids[..., 1:].shape) < 0.1] = -torch.inf
+        logprobs[torch.rand(ids.shape) < 0.1] = torch.nan
+        ids[:, 0, 0] = block["tokens"][:, 1] if rows > 1 and budget > 1 else 5
+        results = []
+        for name, rows_of_block, vectors in (
+            (backend, block, probe),
+            ("ref", expected_block, expected_probe),
+        ):
+            results.append(
+                esp_kernels.advance_block(
+                    ids, logprobs.contiguous(), *rows_of_block.values(), vectors, embedding, 0.1, budget,
+                    masks, widths, backend=name,
+                )
+            )  # fmt: skip
+        assert all(map(torch.equal, *results))
+        for name, expected in expected_block.items():
+            assert torch.equal(block[name], expected), name
+        torch.testing.assert_close(probe, expected_probe)
+
+
+@pytest.mark.parametrize(("rows", "masks", "drafts"), [(63, 2, 9), (256, 2, 50)])
+def test_all_candidates_are_equally_likely(rows, masks, drafts, backend):
+    """Then the rows with the first parents win, however many rows make the same offer."""
+    if backend == "triton" and rows > 64:
+        pytest.skip("too slow, interpreted")
+    sequence = Sequence(99, rows, rows, masks, None, True)
+    ids = torch.arange(drafts, dtype=torch.int32).expand(1, rows, drafts).contiguous()
+    block = tensors_of([sequence])
+    esp_kernels.advance_block(
+        ids, torch.zeros(ids.shape), *block.values(), torch.zeros(1, masks, WIDTH),
+        torch.zeros(100, WIDTH), 0.1, rows, masks, backend=backend,
+    )  # fmt: skip
+    sequence.advance(ids[0].tolist(), torch.zeros(rows, drafts))
+    for name, expected in tensors_of([sequence]).items():
+        assert torch.equal(block[name], expected), name
+
+
 def test_lam_0_leaves_the_probe_alone(backend, rng):
     sequence = Sequence(3, 10, 10, 1, None, True)
     probe = torch.full((1, 1, WIDTH), torch.nan)
@@ -208,6 +276,18 @@ def test_bad_input(changes, sentence, backend):
     with pytest.raises(ValueError) as error:
         esp_kernels.advance_block(**arguments(**changes), backend=backend)
     assert str(error.value) == sentence
+
+
+def test_cuda_says_how_many_rows_it_takes():
+    if not _backend.has_cuda_kernel("advance_block", "cpu"):
+        pytest.skip("no emulated kernels")
+    block = tensors_of([Sequence(3, 2049, 12, 2, None, True)])
+    ids, logprobs = guesses(1, 2049, random.Random(0))
+    changes = {"ids": ids, "logprobs": logprobs, **block, "probe": torch.zeros(1, 2, WIDTH)}
+    with pytest.raises(
+        ValueError, match="backend 'cuda' serves advance_block for at most 2048 rows, got 2049"
+    ):
+        esp_kernels.advance_block(**arguments(**changes), backend="cuda")
 
 
 def test_opcheck():

@@ -1,5 +1,6 @@
 """The choice of a backend, with and without native ops."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import torch
 
 import esp_kernels
 from esp_kernels import _backend, _library
+from profiling import nvcc_resources
+from tests.emulator import build
 
 WITHOUT_NATIVE = """
 import sys, warnings
@@ -82,5 +85,30 @@ def test_triton_serves_the_cpu_only_interpreted():
     assert "cannot serve swiglu: it runs on cuda, or interpreted on cpu" in done.stderr
 
 
-def test_auto_never_interprets():
-    assert "triton" not in _backend.served_by("swiglu", "cpu")
+@pytest.mark.skipif(not build.SANITIZE, reason="for `make sanitize`")
+def test_the_sanitized_build_is_the_one_tested():
+    assert "sanitized" in str(importlib.import_module("esp_kernels._C").__file__)
+
+
+@pytest.mark.skipif(build.SANITIZE, reason="kernels are not sanitized, only emulated ones")
+@pytest.mark.skipif(nvcc_resources.find_nvcc() is None, reason="no nvcc")
+def test_the_cuda_ops_are_built_where_nvcc_is():
+    assert _backend.cuda_error is None
+    for op in _backend.CUDA_OPS:
+        assert _backend.has_cuda_kernel(op, "cuda")
+        assert _backend.served_by(op, "cuda")[0] == "cuda"
+
+
+def test_cuda_serves_cuda_only():
+    done = run("i = torch.zeros(1, 1).int(); esp_kernels.commit_kv([], i, i[0], i[0], backend='cuda')")
+    sentence = "ValueError: backend 'cuda' cannot serve commit_kv: it runs on cuda, got a tensor on cpu"
+    assert sentence in done.stderr
+
+
+def test_cuda_has_kernels_of_few_ops():
+    with pytest.raises(ValueError, match="backend 'cuda' cannot serve swiglu: it has no kernel for it"):
+        esp_kernels.swiglu(torch.ones(1, 4), backend="cuda")
+
+
+def test_auto_never_interprets_or_emulates():
+    assert _backend.served_by("swiglu", "cpu") == _backend.served_by("commit_kv", "cpu") == ["cpp", "ref"]

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__GNUC__)
+#if defined(__CUDACC__)
+#define ESP_INLINE __host__ __device__ __forceinline__
+#elif defined(__GNUC__)
 #define ESP_INLINE inline __attribute__((always_inline))
 #else
 #define ESP_INLINE inline
