@@ -88,10 +88,10 @@ def build_command(nvcc):
 
     class Build(BuildExtension):
         def run(self):
-            wanted = self.extensions
+            wanted, compiler = self.extensions, self.compiler
             for extension in wanted:
                 cuda = extension.name.endswith("_cuda")
-                self.extensions = [extension]
+                self.extensions, self.compiler = [extension], compiler
                 try:
                     if cuda:
                         extension.extra_objects = compile_kernels(nvcc, os.path.join(self.build_temp, "cuda"))

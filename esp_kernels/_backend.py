@@ -60,7 +60,8 @@ def in_python(op: str, kind: str) -> Callable[..., Any]:
 
     def checked(*args: Any) -> Any:
         check(*args)
-        return run(*args)
+        with torch.cuda.device_of(next(a for a in args if isinstance(a, torch.Tensor))):
+            return run(*args)
 
     return checked
 

@@ -308,7 +308,7 @@ def tree_attention(
         BM=tile_rows, BN=tile_keys, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     heads_tile = max(16, triton.next_power_of_2(group))
-    warps = 8 if q.dtype == torch.float32 and dim > 64 else 4
+    warps = 8 if q.dtype == torch.float32 and (dim > 64 or compute >= (9, 0)) else 4
     _tree_attention_tail_kernel[rows, kv_heads, batch](
         *inputs, k_scale, v_scale, sinks, tops, totals, partial, out, lse, *numbers,
         HEADS=heads_tile, num_warps=warps, num_stages=2, **options,
