@@ -283,7 +283,8 @@ def tree_attention(
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
     check_float8(k_cache, "k_cache")
-    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, capability(q) == (9, 0))
+    compute = capability(q)
+    tile_rows, tile_keys, warps = _tiles(dim, q.dtype, rows * group, compute == (9, 0))
     tops, totals = lse.new_empty((2, SPLITS.value, batch, rows, heads))
     partial = lse.new_empty((SPLITS.value, batch, rows, heads, dim))
 
