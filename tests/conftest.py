@@ -10,10 +10,11 @@ if not torch.cuda.is_available():
 
 from esp_kernels import _backend, _library
 from tests.emulator import build
-from tests.interpreter import repairs
+from tests.interpreter import guards, repairs
 
 if _backend.interpreting():
     repairs.install()
+    guards.install()
 
 
 def op_of(module: str) -> str | None:
