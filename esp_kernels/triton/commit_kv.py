@@ -49,9 +49,9 @@ def _commit_kv_kernel(
         tl.store(cache + target_page * page_stride + target_slot * slot_stride + d, row, mask=moved)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _table(device: torch.device, fields: tuple[int, ...]) -> torch.Tensor:
-    """Kept, since a copy to the device cannot be captured in a CUDA graph: the first call is made outside."""
+    """Kept for good: a copy to the device cannot be captured in a CUDA graph, which reads it at every replay."""
     return torch.tensor(fields, dtype=torch.int64, device=device)
 
 
