@@ -51,7 +51,7 @@ def _commit_kv_kernel(
 
 @functools.cache
 def _table(device: torch.device, fields: tuple[int, ...]) -> torch.Tensor:
-    """Kept for good: a copy to the device cannot be captured in a CUDA graph, which reads it at every replay."""
+    """Kept for good: a CUDA graph reads it at every replay, and could not capture the copy to the device."""
     return torch.tensor(fields, dtype=torch.int64, device=device)
 
 
