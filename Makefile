@@ -11,7 +11,7 @@ SOURCES := setup.py pyproject.toml requirements-dev.txt $(shell find csrc -type 
 NVCC := $(firstword $(wildcard $(or $(CUDA_HOME),/usr/local/cuda)/bin/nvcc) $(shell command -v nvcc))
 BUILD := ESP_BUILD_CPU=1 ESP_BUILD_CUDA=$(if $(NVCC),1,0)
 
-.PHONY: demo test golden mutants sanitize resources bench lint clean
+.PHONY: demo test golden mutants sanitize resources gpu-check bench lint clean
 
 $(VENV)/.installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,7 +45,7 @@ SANITIZER_LIBRARIES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX)
 sanitize: $(VENV)/.installed
 	ESP_BUILD_CPU=1 ESP_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	LD_PRELOAD="$(SANITIZER_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 PYTHONPATH=$(SANITIZED)/lib \
-		ESP_SANITIZE=1 OMP_NUM_THREADS=2 $(BIN)/pytest tests/ops -k "not ref"
+		ESP_SANITIZE=1 OMP_NUM_THREADS=2 $(BIN)/pytest tests/ops -k "not ref and not triton"
 
 # What the Triton kernels (by the Triton installed, and 3.6) and, where nvcc is, the CUDA kernels take on each
 # architecture, against profiling/resources.
@@ -54,6 +54,11 @@ resources: $(VENV)/.installed
 	test -d build/triton-3.6 || $(BIN)/pip install --quiet --no-deps --target build/triton-3.6 triton==3.6.0
 	PYTHONPATH=build/triton-3.6 $(BIN)/python -W ignore -m profiling.resources
 	$(BIN)/python -m profiling.nvcc_resources
+
+# On a machine with a CUDA card, with the Python that has its torch and Triton (the environment of `make` if there
+# is one): tests, sanitizer, bits and measurements on the card, into bench/results.
+gpu-check:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m bench.gpu_check
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m pytest bench --benchmark-only

@@ -79,19 +79,19 @@ def parts() -> list[Part]:
         return [*command, *python, "-m", "bench.gpu.small"]
 
     return [
-        Part("build", [*python, "setup.py", "--quiet", "build_ext", "--inplace"], 120, built),
+        Part("build", [*python, "setup.py", "--quiet", "build_ext", "--inplace"], 90, built),
         Part(
             "tests",
             [*python, "-m", "pytest", "tests/ops", "tests/decode", "--maxfail=40", "--tb=short", *workers],
-            150,
+            180,
             {"ESP_TEST_DEVICE": "cuda"},
             None if has_pytest else "pytest is not installed",
         ),
-        Part("memcheck", sanitized("memcheck"), 40, {}, no_sanitizer),
-        Part("racecheck", sanitized("racecheck"), 40, {}, no_sanitizer),
-        Part("bits", module("bits"), 60, {}),
-        Part("step", module("step"), 40, {}),
-        Part("ops", module("ops"), 90, {}),
+        Part("memcheck", sanitized("memcheck"), 30, {}, no_sanitizer),
+        Part("racecheck", sanitized("racecheck"), 30, {}, no_sanitizer),
+        Part("bits", module("bits"), 100, {}),
+        Part("step", module("step"), 35, {}),
+        Part("ops", module("ops"), 75, {}),
     ]
 
 

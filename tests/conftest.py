@@ -1,19 +1,11 @@
-import os
 import random
 import zlib
 
 import pytest
 import torch
 
-# "cuda" runs what takes a backend natively on a card (`make gpu-check`), and nothing else.
-DEVICE = os.environ.get("ESP_TEST_DEVICE", "cpu")
-BACKENDS = {"cpu": ("ref", "cpp", "triton", "cuda"), "cuda": ("ref", "triton", "cuda")}[DEVICE]
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
-else:
-    torch.set_default_device(DEVICE)
-
 from esp_kernels import _backend, _library
+from tests.device import BACKENDS, DEVICE
 from tests.emulator import build
 from tests.interpreter import guards, repairs
 
@@ -29,7 +21,10 @@ def op_of(module: str) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "on_host: looks at values, which nobody does on a device")
+    config.addinivalue_line(
+        "markers", "on_host: expects values to be checked, which they are on the CPU only"
+    )
+    config.addinivalue_line("markers", "on_device: runs on a card too, without a parameter `backend`")
 
 
 def serves(backend: str, op: str | None) -> bool:
@@ -50,9 +45,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if DEVICE == "cpu":
         return
-    native = [i for i in items if backend_of(i) in BACKENDS and not i.get_closest_marker("on_host")]
-    config.hook.pytest_deselected(items=[i for i in items if i not in native])
+    native = [item for item in items if is_native(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not is_native(item)])
     items[:] = native
+
+
+def is_native(item: pytest.Item) -> bool:
+    on_device = backend_of(item) in BACKENDS or item.get_closest_marker("on_device") is not None
+    return on_device and item.get_closest_marker("on_host") is None
 
 
 def backend_of(item: pytest.Item) -> str | None:

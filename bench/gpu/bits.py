@@ -136,8 +136,8 @@ def main() -> None:
     options = parser.parse_args()
     model = random_model(MODELS[options.model], torch.bfloat16, "cuda", context=2 * options.tokens + 1024)
     with options.out.open("w") as file:
-        for bucket, budgets in ((GPU_ROWS[2], (10, 30, 60)), (GPU_ROWS[3], (120,))):
-            result = {"bucket": bucket} | check_bits(model, options.tokens, bucket, budgets)
+        for bucket, budgets, share in ((GPU_ROWS[2], (10, 30, 60), 1), (GPU_ROWS[3], (120,), 4)):
+            result = {"bucket": bucket} | check_bits(model, options.tokens // share, bucket, budgets)
             print(json.dumps(result), file=file, flush=True)
             print(result, flush=True)
 

@@ -99,11 +99,9 @@ def ids_decoder(folder: Path, dtype: torch.dtype = torch.float32, **options: obj
     """A decoder over a folder without a tokenizer: prompts are token ids, text is empty."""
     from esp_decode.weights import load_model
 
+    device = torch.get_default_device()
     return Decoder(
-        load_model(folder, dtype, torch.device("cpu")),
-        NoText(),
-        DraftOptions.check("cpu", **options),
-        str(folder),
+        load_model(folder, dtype, device), NoText(), DraftOptions.check(device.type, **options), str(folder)
     )
 
 

@@ -242,6 +242,7 @@ def arguments(**changes: object) -> dict[str, object]:
     return tensors | {"lam": 0.1, "budget": 12, "masks": 2} | changes
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -153,6 +153,7 @@ def test_empty(batch, length, backend, rng):
     assert_commits([store], path, accepted, torch.zeros(batch, dtype=torch.int32), None, backend)
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -119,6 +119,7 @@ def test_empty(batch, rows, backend):
     assert x.shape == (batch, rows, 8)
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

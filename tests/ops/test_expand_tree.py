@@ -340,6 +340,7 @@ def logprobs(*values: float) -> torch.Tensor:
     return torch.tensor([[values, [-1.0] * 4]] * 2)
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -150,6 +150,7 @@ def test_empty(shape, backend):
     assert esp_kernels.linear_rows(torch.zeros(shape), packed, 5, backend=backend).shape == (*shape[:-1], 5)
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

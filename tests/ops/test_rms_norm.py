@@ -56,6 +56,7 @@ def test_a_row_does_not_depend_on_its_neighbours(n, backend, rng):
         assert torch.equal(esp_kernels.rms_norm(x[r : r + 1], weight, backend=backend)[0], block[r])
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -312,6 +312,7 @@ def arguments() -> dict:
     }
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -104,6 +104,7 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype, backend, rng):
             assert torch.equal(swiglu(gate_up[b, r]), whole[b, r])
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("gate_up", "sentence"),
     [

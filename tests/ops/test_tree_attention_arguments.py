@@ -45,6 +45,7 @@ def words(*values: int) -> torch.Tensor:
 PAGES = {"k_cache": torch.zeros(6, 4, 2, 64), "v_cache": torch.zeros(6, 4, 2, 64)}
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

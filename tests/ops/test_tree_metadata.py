@@ -112,6 +112,7 @@ def index(*rows: list[int]) -> torch.Tensor:
 EARLIER = "must be -2 (padding) or an earlier row that is not padding, got"
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("parent", "sentence"),
     [

@@ -107,6 +107,7 @@ def test_empty(batch, masks, backend):
     esp_kernels.update_probe(torch.zeros(batch, masks, 8), torch.zeros(3, 8), committed, backend=backend)
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

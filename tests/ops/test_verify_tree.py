@@ -194,6 +194,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
+@pytest.mark.on_host
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
