@@ -8,6 +8,8 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import esp_kernels
 from esp_kernels import PADDING, _backend
@@ -180,3 +182,34 @@ def test_sampling_verified_greedily_in_silence_sglang_32922(capsys):
         Decoder.from_pretrained("smollm2", device="cpu", temperature=0.7)
     assert cli.main(["generate", "--prompt", "Hi", "--temperature", "0.7"]) == 2
     assert "--temperature" in capsys.readouterr().err
+
+
+def test_renormalisation_slower_than_the_model_sglang_9345():
+    """From logits to the next block there is one pass over the vocabulary: one op reads it, nothing sorts it."""
+    from bench.gpu.bits import drafter
+    from bench.gpu.random_model import random_model
+    from esp_decode.roofline import Shape
+
+    vocabulary = 5000
+    model = random_model(Shape(1, 16, 16, 1, 1, 16, vocabulary), torch.float32, "cpu", context=64)
+    one = drafter(model, budget=30, rows=30)
+    block, probe = one.start(index(7))
+    logits = torch.randn(1, 30, vocabulary)
+    with OpsOfSize(logits.numel()) as found:
+        one.advance(logits, block, probe)
+    assert found.reading == ["esp_kernels::topk_logprobs"] and found.writing == []
+
+
+class OpsOfSize(TorchDispatchMode):
+    """The ops that read or return a tensor of at least so many elements."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size, self.reading, self.writing = size, [], []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        result = op(*args, **(kwargs or {}))
+        for values, names in ((args, self.reading), (result, self.writing)):
+            if any(isinstance(t, torch.Tensor) and t.numel() >= self.size for t in tree_leaves(values)):
+                names.append(op.name())
+        return result
