@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import find_packages, setup
 
@@ -74,13 +75,16 @@ def cuda_extension(nvcc):
 
 def compile_kernels(nvcc, folder):
     os.makedirs(folder, exist_ok=True)
-    objects = []
-    for source in sorted(glob.glob("csrc/cuda/*.cu")):
-        objects.append(os.path.join(folder, os.path.basename(source) + ".o"))
+
+    def compiled(source):
+        target = os.path.join(folder, os.path.basename(source) + ".o")
         command = [nvcc, "-std=c++20", "-O3", "-lineinfo", "-Xcompiler=-fPIC,-fvisibility=hidden"]
         command += [f"-gencode={one}" for one in GENCODES] + [f"-I{path}" for path in INCLUDES]
-        subprocess.run([*command, "-c", source, "-o", objects[-1]], check=True)
-    return objects
+        subprocess.run([*command, "-c", source, "-o", target], check=True)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compiled, sorted(glob.glob("csrc/cuda/*.cu"))))
 
 
 def build_command(nvcc):

@@ -185,7 +185,7 @@ def test_sampling_verified_greedily_in_silence_sglang_32922(capsys):
 
 
 def test_renormalisation_slower_than_the_model_sglang_9345():
-    """From logits to the next block there is one pass over the vocabulary: one op reads it, nothing sorts it."""
+    """From logits to the next block one op reads the vocabulary, and none sorts it."""
     from bench.gpu.bits import drafter
     from bench.gpu.random_model import random_model
     from esp_decode.roofline import Shape
