@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from esp_kernels.nvtx import ranged
+
 BACKENDS = ("auto", "ref", "cpp", "triton", "cuda")
 CUDA_OPS = ("advance_block", "commit_kv")
 
@@ -140,8 +142,8 @@ def _select(op: str, backend: str, device_type: str) -> Callable[..., Any]:
     if reason is not None:
         raise ValueError(f"backend {backend!r} cannot serve {op}: {reason}")
     if backend in ("ref", "triton", "cuda"):
-        return in_python(op, backend)
-    return getattr(torch.ops.esp_kernels, op).default
+        return ranged(op, in_python(op, backend))
+    return ranged(op, getattr(torch.ops.esp_kernels, op).default)
 
 
 def select(op: str, backend: str, tensor: torch.Tensor, name: str) -> Callable[..., Any]:

@@ -1,19 +1,23 @@
 """Where a decode step's time goes: `python profiling/step.py --budget 10` prints each op's share of the step.
 
---trace FILE writes a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing. Under Nsight Systems the
-same run shows the NVTX ranges `prefill` and `step` of the domain esp_kernels: see profiling/README.md.
+--trace FILE writes a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing. For Nsight Systems there is
+profiling/nsys.py, which runs this with --external.
 """
 
 import argparse
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from esp_decode import Decoder
-from esp_decode.loop import new_state, prefill, step
+from esp_decode.graph import StepGraph
+from esp_decode.loop import new_state, prefill, step, tensors_of
+from esp_kernels.nvtx import span
 
 PROMPT = "Explain how a kettle works, step by step."
+WARM_UP = 3
 
 
 def main() -> None:
@@ -28,14 +32,31 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--graph", action="store_true", help="the step as a CUDA graph, as decoding runs it")
     parser.add_argument("--trace", metavar="FILE")
+    parser.add_argument(
+        "--external", action="store_true", help="only mark the steps, for a profiler that runs this"
+    )
     arguments = vars(parser.parse_args())
-    steps, trace = arguments.pop("steps"), arguments.pop("trace")
-
-    decoder = Decoder.from_pretrained(**arguments)
-    run = decode_calls(decoder, steps + 3)
-    for _ in islice(run, 3):
+    steps, graph, trace, external = (arguments.pop(name) for name in ("steps", "graph", "trace", "external"))
+    if steps < 1:
+        parser.error(f"steps must be at least 1, got {steps}")
+    try:
+        decoder = Decoder.from_pretrained(**arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    if decoder.device != "cuda" and (graph or external):
+        parser.error("--graph and --external need a CUDA card")
+    run = decode_calls(decoder, steps + WARM_UP, graph)
+    for _ in islice(run, WARM_UP):
         pass
+    if external:
+        torch.cuda.profiler.start()
+        for _ in run:
+            pass
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+        return
     activities = [ProfilerActivity.CPU]
     if decoder.device == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -47,16 +68,21 @@ def main() -> None:
         profiler.export_chrome_trace(trace)
 
 
-def decode_calls(decoder: Decoder, steps: int):
+def decode_calls(decoder: Decoder, steps: int, graph: bool) -> Iterator[object]:
     """Runs `steps` decode calls behind one prompt, giving control back after each."""
     model = decoder.model
     prompt = torch.tensor([decoder.encode(PROMPT)], dtype=torch.int32, device=model.device)
     drafter = decoder.options.drafter_for(model)
-    state = new_state(model, drafter, 1, prompt.shape[1] + (steps + 1) * (drafter.rows + 1))
-    prefill(model, drafter, prompt, state)
+    state = new_state(model, drafter, 1, prompt.shape[1] + (steps + 4) * (drafter.rows + 1))
+    with span("prefill"):
+        prefill(model, drafter, prompt, state)
+    if graph:
+        captured = StepGraph(lambda: step(model, drafter, state).committed, tensors_of(state))
+        yield from islice(captured.replays(), steps)
+        return
     for _ in range(steps):
-        step(model, drafter, state)
-        yield
+        with span("step"):
+            yield step(model, drafter, state)
 
 
 def report(profiler: profile, steps: int) -> None:
