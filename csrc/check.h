@@ -64,6 +64,13 @@ inline DType check_float(const at::Tensor& t, const char* name) {
   }
 }
 
+inline void check_cache(const at::Tensor& t, const char* name) {
+  const at::ScalarType type = t.scalar_type();
+  const bool known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+  ESP_REQUIRE(known || type == at::kFloat8_e4m3fn, name,
+              " must be float32, bfloat16, float16 or float8_e4m3fn, got ", name_of(type));
+}
+
 inline void check_device(const at::Tensor& t, const char* name, const at::Tensor& like) {
   ESP_REQUIRE(t.device() == like.device(), name, " must be on ", like.device().str(), ", got ",
               t.device().str());

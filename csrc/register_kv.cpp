@@ -102,7 +102,7 @@ void commit_kv(at::TensorList caches, const at::Tensor& path, const at::Tensor& 
                const at::Tensor& prefix_len, const std::optional<at::Tensor>& block_table) {
   ESP_REQUIRE(!caches.empty(), "caches must hold at least one tensor, got 0");
   const at::Tensor& first = caches[0];
-  check_float(first, "caches[0]");
+  check_cache(first, "caches[0]");
   check_shape(first, "caches[0]", {kAny, kAny, kAny, kAny});
   for (size_t i = 0; i < caches.size(); ++i)
     check_like(caches[i], "caches[" + std::to_string(i) + "]", first,

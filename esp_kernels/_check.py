@@ -34,6 +34,13 @@ def check_float(t: torch.Tensor, name: str) -> None:
     require(t.dtype in FLOATS, f"{name} must be float32, bfloat16 or float16, got {name_of(t.dtype)}")
 
 
+def check_cache(t: torch.Tensor, name: str) -> None:
+    require(
+        t.dtype in (*FLOATS, torch.float8_e4m3fn),
+        f"{name} must be float32, bfloat16, float16 or float8_e4m3fn, got {name_of(t.dtype)}",
+    )
+
+
 def check_device(t: torch.Tensor, name: str, like: torch.Tensor) -> None:
     require(t.device == like.device, f"{name} must be on {like.device}, got {t.device}")
 

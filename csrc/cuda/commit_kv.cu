@@ -36,7 +36,7 @@ void commit(const CommitKvArgs& a, cudaStream_t stream) {
 template <int kTargets>
 void commit_units(const CommitKvArgs& a, cudaStream_t stream) {
   if (aligned(a, sizeof(uint4))) commit<kTargets, uint4>(a, stream);
-  else commit<kTargets, uint16_t>(a, stream);
+  else commit<kTargets, uint8_t>(a, stream);
 }
 
 }  // namespace

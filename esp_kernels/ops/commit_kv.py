@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from esp_kernels import _backend
-from esp_kernels._check import ANY, check_float, check_index, check_like, check_shape, check_slot, require
+from esp_kernels._check import ANY, check_cache, check_index, check_like, check_shape, check_slot, require
 
 
 def commit_kv(
@@ -20,8 +20,8 @@ def commit_kv(
     """Move slot prefix_len[b] + path[b, i] to slot prefix_len[b] + i, for i = 1..accepted[b], in every cache.
 
     caches       the K and V caches of all layers, each [B, S, H, D], or pages [pages, page_size, H, D] with
-                 the one block_table; float32, bfloat16 or float16, all the same; H and D may differ; any
-                 stride but in the last dimension. Written IN PLACE
+                 the one block_table; float32, bfloat16, float16 or float8_e4m3fn, all the same; H and D may
+                 differ; any stride but in the last dimension. Written IN PLACE
     path         [B, N] int32: the accepted rows of the block, strictly increasing from path[b, 0] = 0, the
                  root, which is in place; entries past `accepted` are ignored
     accepted     [B] int32, accepted draft nodes; 0 or -1 (a padded sequence) moves nothing
@@ -44,7 +44,7 @@ def check(
 ) -> None:
     require(len(caches) > 0, "caches must hold at least one tensor, got 0")
     first = caches[0]
-    check_float(first, "caches[0]")
+    check_cache(first, "caches[0]")
     check_shape(first, "caches[0]", ANY, ANY, ANY, ANY)
     for i, cache in enumerate(caches):
         check_like(cache, f"caches[{i}]", first, first.shape[0], first.shape[1], ANY, ANY)

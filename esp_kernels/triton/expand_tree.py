@@ -44,6 +44,14 @@ def _offer(
     return tl.where(offered, key, _NO_OFFER), best, reached
 
 
+@triton.jit
+def _width(level, WIDTHS: tl.constexpr):
+    width = level * 0
+    for i in tl.static_range(len(WIDTHS)):
+        width = tl.where(level == i, WIDTHS[i], width)
+    return width
+
+
 # Bytes: 8 a candidate, 12 a row. Turns: a level, or a row where the tree grows best first.
 @triton.jit(do_not_specialize=["rows", "levels", "candidates", "nodes"])
 def _expand_tree_kernel(
@@ -75,8 +83,8 @@ def _expand_tree_kernel(
         above = token * 0
         start = above + 1
         score = above.to(tl.float32)
-        for level in tl.static_range(len(WIDTHS)):
-            width = WIDTHS[level]
+        for level in range(len(WIDTHS)):  # not unrolled: that takes minutes to compile for long trees
+            width = _width(level, WIDTHS)
             here = (n < candidates) & alive
             at = first + level * candidates + n
             drafted, logprob, usable = _usable(ids, logprobs, at, here, token, PRUNE)
@@ -153,6 +161,11 @@ def _expand_tree_kernel(
     tl.store(mask_ordinal + out + row, tl.where(real, tl.where(masked, ordinal, 0), -1), mask=inside)
 
 
+def _warps(block: int) -> int:
+    """One, in which nothing waits for another warp, as long as its registers hold the block."""
+    return 1 if block <= 128 else 4 if block <= 512 else 8
+
+
 def launch(
     root: torch.Tensor,
     ids: torch.Tensor,
@@ -173,12 +186,14 @@ def launch(
         return
     if widths is None:
         widths = (nodes - 1,) if levels == 1 else ()
+    candidates = ids.shape[-1]
+    block_n = triton.next_power_of_2(max(1, candidates))
     block_rows = triton.next_power_of_2(rows)
     _expand_tree_kernel[(batch,)](
-        root, ids, logprobs, path, accepted, *block, rows, levels, ids.shape[-1], nodes,
+        root, ids, logprobs, path, accepted, *block, rows, levels, candidates, nodes,
         MASKS=masks, PRUNE=prune, WIDTHS=tuple(widths),
-        BLOCK_N=triton.next_power_of_2(max(1, ids.shape[-1])), BLOCK_NODES=triton.next_power_of_2(nodes),
-        BLOCK_ROWS=block_rows, num_warps=1 if block_rows <= 128 else 4,
+        BLOCK_N=block_n, BLOCK_NODES=triton.next_power_of_2(nodes), BLOCK_ROWS=block_rows,
+        num_warps=_warps(max(block_n, block_rows)),
     )  # fmt: skip
 
 

@@ -49,8 +49,10 @@ def launch(
     """`choice` of row r of all B * T rows is element r * choice_stride; `committed` [B, T] is written."""
     batch, rows = tokens.shape
     path = torch.empty_like(tokens)
-    accepted, bonus = tokens.new_full((2, batch), -1)
-    if tokens.numel():
+    if rows == 0:
+        return path, tokens.new_full((batch,), -1), tokens.new_full((batch,), -1)
+    accepted, bonus = tokens.new_empty(batch), tokens.new_empty(batch)
+    if batch > 0:
         block = triton.next_power_of_2(rows)
         _verify_tree_kernel[(batch,)](
             choice, tokens, parent, mask_ordinal, path, accepted, bonus, committed, rows, choice_stride,

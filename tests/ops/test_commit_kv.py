@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 import esp_kernels
 from esp_kernels.testing import paged
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def int32(*values: object) -> torch.Tensor:
@@ -17,13 +18,13 @@ def int32(*values: object) -> torch.Tensor:
 
 def numbered(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Any bits at all, NaN patterns included: what is moved is bits."""
-    kind = torch.int32 if dtype == torch.float32 else torch.int16
+    kind = INTEGERS[dtype.itemsize]
     limits = torch.iinfo(kind)
     return torch.randint(limits.min, limits.max, shape, dtype=kind).view(dtype)
 
 
 def bits(t: torch.Tensor) -> torch.Tensor:
-    return t.view(torch.int32 if t.dtype == torch.float32 else torch.int16)
+    return t.view(INTEGERS[t.dtype.itemsize])
 
 
 class Store:
@@ -160,7 +161,7 @@ def test_empty(batch, length, backend, rng):
         ({"caches": []}, "caches must hold at least one tensor, got 0"),
         (
             {"caches": [torch.zeros(2, 12, 1, 8, dtype=torch.float64)]},
-            "caches[0] must be float32, bfloat16 or float16, got float64",
+            "caches[0] must be float32, bfloat16, float16 or float8_e4m3fn, got float64",
         ),
         ({"caches": [torch.zeros(2, 12, 8)]}, "caches[0] must have shape [*, *, *, *], got [2, 12, 8]"),
         (

@@ -309,6 +309,39 @@ def test_a_large_budget(levels, backend, rng):
     assert all(map(torch.equal, tree, esp_kernels.expand_tree(*arguments, backend="ref")))
 
 
+def test_the_largest_block_of_siblings(backend, rng):
+    """4096 rows, 128 candidates: the root's children in one pass."""
+    level = sorted(((n, -rng.expovariate(1)) for n in range(128)), key=lambda c: -c[1])
+    arguments = (*tensors([3], [[level]]), 4096, 0)
+    assert rows_of(esp_kernels.expand_tree(*arguments, backend=backend), 0) == block(
+        algorithm1(3, as_float32([[level]])[0], 4096, True), 4096, 0
+    )
+
+
+def test_a_long_static_tree(backend, rng):
+    sequences = [random_levels(63, 5, rng) for _ in range(2)]
+    widths = [rng.randrange(1, 4) for _ in range(63)]
+    nodes = 1 + sum(widths)
+    result = esp_kernels.expand_tree(*tensors([0, 1], sequences), nodes, 0, widths, False, backend=backend)
+    for b, levels in enumerate(as_float32(sequences)):
+        assert rows_of(result, b) == block(static_tree(b, levels, widths, False), nodes, 0)
+
+
+@pytest.mark.parametrize("widths", [None, [2, 2]])
+def test_a_level_without_usable_candidates_ends_the_tree(widths, backend):
+    """The level below is not hung from anything else."""
+    levels = [[(10, -0.5), (11, -1.0)], [(-1, 0.0), (-1, 0.0)], [(30, -0.1), (31, -0.2)]]
+    tokens, *_ = esp_kernels.expand_tree(
+        *tensors([1], [levels]),
+        5 if widths is None else 7,
+        0,
+        widths and [*widths, 2],
+        False,
+        backend=backend,
+    )
+    assert [t for t in tokens[0].tolist() if t >= 0] == [1, 10, 11]
+
+
 def test_a_sequence_does_not_depend_on_its_neighbours(rng):
     roots = [rng.choice([-1, 0, 1, 2]) for _ in range(300)]
     root, ids, logprobs = tensors(roots, [random_levels(3, 9, rng) for _ in roots])

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 import esp_kernels
 from esp_kernels.testing import assert_as_accurate, poisoned, strided
@@ -77,6 +78,20 @@ def test_one_call_is_as_many_single_calls(backend, rng):
         alone = start[b : b + 1, 1:].clone()
         esp_kernels.update_probe(alone, embedding, committed[b : b + 1], backend=backend)
         assert torch.equal(alone[0, 0], one[b, 1])
+
+
+def test_tokens_far_behind_each_other(backend, rng):
+    committed = torch.full((2, 150), -1, dtype=torch.int32)
+    for b, places in enumerate([[3, 63, 64, 127], [128, 149]]):
+        committed[b, places] = torch.randint(0, 30, (len(places),), dtype=torch.int32)
+    embedding, probe = torch.randn(30, 33), torch.randn(2, 1, 33)
+    together = torch.stack([one[one >= 0][:2] for one in committed])
+    rest = torch.stack([F.pad(one[one >= 0][2:], (0, 2), value=-1)[:2] for one in committed])
+    expected = probe.clone()
+    for tokens in (together, rest):
+        esp_kernels.update_probe(expected, embedding, tokens, backend=backend)
+    esp_kernels.update_probe(probe, embedding, committed, backend=backend)
+    assert torch.equal(probe, expected)
 
 
 def test_any_stride_and_nothing_else_touched(backend, rng):

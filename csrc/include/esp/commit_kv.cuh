@@ -1,8 +1,8 @@
 // commit_kv on a GPU: all caches in one launch. Their addresses and strides travel in the kernel's
 // parameters, so there is no table to fill and a CUDA graph holds it all.
 //
-// Bytes: each row that moves, once in and once out. A thread owns one column (16 bytes where all is aligned)
-// of one cache and moves it down the path in order; no other thread reads or writes it.
+// Bytes: each row that moves, once in and once out. A thread owns one column (16 bytes where all is aligned,
+// else one) of one cache and moves it down the path in order; no other thread reads or writes it.
 #pragma once
 #include "esp/commit_kv.h"
 #include "esp/cuda.h"
