@@ -126,7 +126,7 @@ def test_command(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--model nowhere/none", "model must be smollm2, llama-3.2-3b"),
+        ("--model no/such/model", "model must be smollm2, llama-3.2-3b"),
         ("--gpu tpu", "invalid choice: 'tpu'"),
         ("--budget 0", "must be an integer of at least 1, got '0'"),
         ("--prefix -1", "must be an integer of at least 1, got '-1'"),
