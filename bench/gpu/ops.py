@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -23,8 +24,16 @@ Timer = Callable[[Run], float]
 
 
 def sizes() -> Iterator[tuple[str, Size]]:
-    """(op, size), what matters most first, since the time may run out: tree_attention of the first model
-    against its peers, every other op once, then batches and models."""
+    """(op, size), each once and what matters most first, since the time may run out."""
+    seen = set()
+    for one in in_order():
+        if one not in seen:
+            seen.add(one)
+            yield one
+
+
+def in_order() -> Iterator[tuple[str, Size]]:
+    """tree_attention of the first model, every other op, then models and batches, then all together."""
     for prefix in PREFIXES:
         for rows in ROWS:
             yield "tree_attention", Size.of(MODELS[0], rows, prefix)
@@ -32,15 +41,14 @@ def sizes() -> Iterator[tuple[str, Size]]:
         if op != "tree_attention":
             for rows in (60, 1):
                 yield op, Size.of(MODELS[0], rows, 4096)
-    for batch in BATCHES:
-        for model in MODELS:
-            for prefix in (4096, 32768):
-                if (batch, model) != (1, MODELS[0]):
-                    yield "tree_attention", Size.of(model, 60, prefix, batch)
+    for batch, model, prefix in product(BATCHES, MODELS, (4096, 32768)):
+        yield "tree_attention", Size.of(model, 60, prefix, batch)
     for op in cases.OPS:
         if op != "tree_attention":
             for batch in BATCHES[1:]:
                 yield op, Size.of(MODELS[0], 60, 4096, batch)
+    for batch, model, rows, prefix in product(BATCHES, MODELS, ROWS, PREFIXES):
+        yield "tree_attention", Size.of(model, rows, prefix, batch)
 
 
 def runs(op: str, size: Size) -> Iterator[tuple[str, Callable[[], Run]]]:
@@ -80,7 +88,7 @@ def as_text(row: dict) -> str:
     where += f"{row['model']:13} {row['rows']:4} rows {row['prefix']:7} cached  batch {row['batch']:2}"
     if "error" in row:
         return f"{where}  failed: {row['error']}"
-    rates = f"{row['GB/s']:8.0f} GB/s {row['TFLOP/s']:6.1f} TFLOP/s {row['roof']:6.1%} of the roof"
+    rates = f"{row['bytes'] / 1e6:10.2f} MB {row['GB/s']:7.0f} GB/s {row['TFLOP/s']:6.1f} TFLOP/s {row['roof']:6.1%} of the roof"
     return f"{where}{row['us']:10.1f} us{rates}"
 
 
