@@ -88,8 +88,8 @@ def as_text(row: dict) -> str:
     where += f"{row['model']:13} {row['rows']:4} rows {row['prefix']:7} cached  batch {row['batch']:2}"
     if "error" in row:
         return f"{where}  failed: {row['error']}"
-    rates = f"{row['bytes'] / 1e6:10.2f} MB {row['GB/s']:7.0f} GB/s {row['TFLOP/s']:6.1f} TFLOP/s {row['roof']:6.1%} of the roof"
-    return f"{where}{row['us']:10.1f} us{rates}"
+    time = f"{row['us']:10.1f} us{row['bytes'] / 1e6:10.2f} MB"
+    return f"{where}{time}{row['GB/s']:7.0f} GB/s{row['TFLOP/s']:7.1f} TFLOP/s{row['roof']:7.1%} of the roof"
 
 
 def main() -> None:
