@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-BYTES = 512  # of a row that a program moves: 16 a thread of its one warp
+BYTES = 1024  # of a row that a program moves: 16 a thread of AMD's warps of 64, 32 of NVIDIA's
 
 
 # Bytes: each accepted row in and out, in every cache. A path only moves rows to lower slots, in order, and a
