@@ -56,6 +56,16 @@ def test_degenerate_trees(parent, prefix, backend, rng):
     check_accuracy(case, case.run(backend))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"window": 70}, {"softcap": 2.0}, {"sinks": torch.arange(4.0)}, {"scale": 0.3}],
+    ids=["window", "softcap", "sinks", "scale"],
+)
+def test_each_option_matches_float64(options, backend, rng):
+    case = block([90], [random_tree(7, rng)], **options)
+    check_accuracy(case, case.run(backend))
+
+
 @pytest.mark.parametrize("backend", ["ref", "triton"])
 @pytest.mark.parametrize("scales", [None, ([0.3, 2.0], [0.7, 1.5])], ids=["plain", "scaled"])
 @pytest.mark.parametrize("dtype", DTYPES)
