@@ -111,6 +111,7 @@ def test_a_state_serves_prompt_after_prompt(model):
         assert again == [
             c[0].tolist() for c in itertools.islice(decode(model, drafter, prompt(length), fresh), 12)
         ]
+        assert torch.equal(state.probe, fresh.probe)
 
 
 def stack(states: list[State]) -> State:
