@@ -50,7 +50,7 @@ MUTANTS = [  # file, old text, new text, the test that must fail
      IN_TREE + "[271-dtype8-options8]"),
     (ATTENTION, "(64, 64, 4) if packed_rows", "(64, 32, 4) if packed_rows",
      OF_ROWS + "does_the_same_at_all_head_shapes[128-20-dtype1]"),
-    (ATTENTION, "split = ((chunk + i) % SPLITS)", "split = (i % SPLITS)",
+    (ATTENTION, "split = ((chunk + i) % SPLITS)", "split = ((chunk * 0 + i) % SPLITS)",
      OF_ATTENTION + "each_option_matches_float64[triton-window]"),
     (ATTENTION, "acc * fade[:, None], input", "acc, input",
      OF_ATTENTION + "degenerate_trees[triton-root-1000]"),
