@@ -47,7 +47,7 @@ MUTANTS = [  # file, old text, new text, the test that must fail
     # tree_attention: what it adds up, and in which order
     (ATTENTION, "tl.minimum(position - DEEPEST, prefix), 0)", "prefix, 0)", IN_TREE + "[31-dtype3-options3]"),
     (ATTENTION, "at = chunk * CHUNK\n", "at = tl.maximum(chunk * CHUNK, start)\n",
-     IN_TREE + "[271-dtype8-options8]"),
+     IN_TREE + "[700-dtype9-options9]"),
     (ATTENTION, "(64, 64, 4) if packed_rows", "(64, 32, 4) if packed_rows",
      OF_ROWS + "does_the_same_at_all_head_shapes[128-20-dtype1]"),
     (ATTENTION, "split = ((chunk + i) % SPLITS)", "split = ((chunk * 0 + i) % SPLITS)",
