@@ -33,9 +33,9 @@ test: $(VENV)/.installed
 golden: $(VENV)/.installed
 	ESP_GOLDEN=all $(PYTEST) tests/decode/test_golden.py tests/decode/test_lossless.py
 
-# Emulated CUDA kernels made wrong, which the op tests must notice (`make test` takes two of them).
+# Kernels and Python made wrong, which the tests must notice (`make test` takes four of them).
 mutants: $(VENV)/.installed
-	ESP_MUTANTS=all $(PYTEST) tests/emulator/test_mutants.py
+	ESP_MUTANTS=all $(PYTEST) tests/emulator/test_mutants.py tests/mutants
 
 SANITIZED := build/sanitized
 SANITIZER_LIBRARIES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)

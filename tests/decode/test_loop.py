@@ -63,6 +63,16 @@ def test_the_first_block_is_the_last_token_and_its_masks(model):
     assert probe.shape == (1, 2, 64)
 
 
+@pytest.mark.parametrize("tree", ["dynamic", "static:4"])
+def test_a_pruned_tree_is_full(tree, model):
+    """The candidate that repeats its node makes room for the next best, not for padding."""
+    drafter = esp(model, tree)
+    block, probe = drafter.start(prompt(9))
+    logits = -torch.arange(128.0).repeat(1, drafter.rows, 1)
+    drafter.advance(logits, block, probe)
+    assert block.tokens[0, : drafter.shape.nodes].tolist() == list(range(drafter.shape.nodes))
+
+
 def test_the_cache_holds_what_plain_decoding_would(model):
     """Mask rows and rejected drafts leave no trace in the committed slots."""
     tokens, drafter = prompt(40), esp(model)
@@ -101,6 +111,7 @@ def test_a_state_serves_prompt_after_prompt(model):
         assert again == [
             c[0].tolist() for c in itertools.islice(decode(model, drafter, prompt(length), fresh), 12)
         ]
+        assert torch.equal(state.probe, fresh.probe)
 
 
 def stack(states: list[State]) -> State:

@@ -56,6 +56,16 @@ def test_degenerate_trees(parent, prefix, backend, rng):
     check_accuracy(case, case.run(backend))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"window": 270}, {"softcap": 2.0}, {"sinks": torch.arange(4.0)}, {"scale": 0.3}],
+    ids=["window", "softcap", "sinks", "scale"],
+)
+def test_each_option_matches_float64(options, backend, rng):
+    case = block([600], [random_tree(7, rng)], **options)
+    check_accuracy(case, case.run(backend))
+
+
 @pytest.mark.parametrize("backend", ["ref", "triton"])
 @pytest.mark.parametrize("scales", [None, ([0.3, 2.0], [0.7, 1.5])], ids=["plain", "scaled"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,6 +122,11 @@ def test_window_goes_by_depth_not_by_row(backend, rng):
     flat.k[:, 81:], flat.v[:, 81:] = flat.k[:, 81:82], flat.v[:, 81:82]
     out, lse = flat.run(backend)
     assert all(torch.equal(out[:, r], out[:, 1]) and torch.equal(lse[:, r], lse[:, 1]) for r in range(1, 21))
+
+
+def test_rows_of_other_branches_take_no_room_in_a_window(backend, rng):
+    case = block([80], [[-1, *[0] * 9, 9, 10, 11]], window=2)
+    check_accuracy(case, case.run(backend))
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64])
