@@ -7,8 +7,6 @@ Each runs in a process of its own on a copy of the sources, so `make test` takes
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +14,8 @@ import pytest
 
 from tests.device import DEVICE
 from tests.emulator import build
+
+from .forks import run_tests
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +133,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_tests(copy: Path, nodes: Iterable[str]) -> subprocess.CompletedProcess[str]:
+def status_and_log(copy: Path, nodes: Iterable[str]) -> tuple[int | None, str]:
     changes = {
         "PYTHONPATH": f"{copy}:{copy / 'python'}",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # saves a second
@@ -141,14 +141,12 @@ def run_tests(copy: Path, nodes: Iterable[str]) -> subprocess.CompletedProcess[s
     }
     if build.load() is not None:
         changes[build.LIBRARY] = str(build.build())
-    tests = [f"tests/{node}" for node in nodes]
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests]
-    return subprocess.run(command, env=os.environ | changes, cwd=copy, capture_output=True, text=True)
+    return run_tests(copy, nodes, changes)
 
 
 def test_without_a_mutation_the_tests_pass(copy: Path):
-    done = run_tests(copy, dict.fromkeys(node for *_, node in CHOSEN))
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, log = status_and_log(copy, dict.fromkeys(node for *_, node in CHOSEN))
+    assert status == 0, log
 
 
 @pytest.mark.parametrize(("file", "old", "new", "node"), CHOSEN)
@@ -156,5 +154,5 @@ def test_a_mutant_is_caught(file: str, old: str, new: str, node: str, copy: Path
     text = (copy / file).read_text()
     assert old in text
     (copy / file).write_text(text.replace(old, new))
-    done = run_tests(copy, [node])
-    assert done.returncode == 1 and ASSERTED.search(done.stdout), done.stdout + done.stderr
+    status, log = status_and_log(copy, [node])
+    assert status == 1 and ASSERTED.search(log), log
