@@ -66,8 +66,8 @@ def build(csrc: Path = CSRC, sanitize: bool = SANITIZE) -> Path:
     device = _hash(*(path.read_text() for path in header_files))
     # The binding sees no device code, and takes longest to compile.
     host = _hash(*(path.read_text() for path in header_files if path.suffix != ".cuh"))
-    sources = [*sorted(csrc.glob("cuda/*.cu")), csrc / "emulator/emulator.cpp", csrc / "cuda/register.cpp"]
-    objects = [_object(s, csrc, device if s.suffix == ".cu" else host, sanitize) for s in sources]
+    sources = [*csrc.glob("cuda/*.cu"), *csrc.glob("emulator/*.cpp"), csrc / "cuda/register.cpp"]
+    objects = [_object(s, csrc, device if s.suffix == ".cu" else host, sanitize) for s in sorted(sources)]
     name = f"esp_emulated-{_hash(*objects)}.so"
     links = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-ltorch_cpu", "-lc10"]
     return _replace(FOLDER / name, [CXX, "-shared", *objects, *links, *(SANITIZERS[:1] if sanitize else [])])
@@ -75,10 +75,9 @@ def build(csrc: Path = CSRC, sanitize: bool = SANITIZE) -> Path:
 
 def build_one(source: Path, sanitize: bool = False) -> Path:
     """A library of one source and the emulator, without torch."""
-    headers = _hash(
-        *(path.read_text() for path in [CSRC / "include/esp/cuda.h", CSRC / "emulator/emulator.h"])
-    )
-    objects = [_object(s, CSRC, headers, sanitize) for s in (source, CSRC / "emulator/emulator.cpp")]
+    own = [CSRC / "include/esp/cuda.h", CSRC / "include/esp/hopper.cuh", *sorted(CSRC.glob("emulator/*.h"))]
+    headers = _hash(*(path.read_text() for path in own))
+    objects = [_object(s, CSRC, headers, sanitize) for s in (source, *sorted(CSRC.glob("emulator/*.cpp")))]
     name = f"{source.stem}-{_hash(*objects)}.so"
     return _replace(FOLDER / name, [CXX, "-shared", *objects, *(SANITIZERS[:1] if sanitize else [])])
 
