@@ -138,6 +138,25 @@ def check(
         _check_slots(prefix_len, block_table, pages, page_size, rows)
 
 
+def cuda_refusal(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *_: object) -> str | None:
+    """Its matrix instructions are Hopper's, and it copies 16 bytes at a time; Triton's kernel takes the rest."""
+    if q.dtype == torch.float32:
+        return "it takes bfloat16 and float16, got float32; backend 'triton' takes it"
+    if k_cache.dtype != q.dtype:
+        return f"it reads caches of q's dtype, got {name_of(k_cache.dtype)}; backend 'triton' reads it"
+    if q.is_cuda and torch.cuda.get_device_capability(q.device) != (9, 0):
+        got = "{}.{}".format(*torch.cuda.get_device_capability(q.device))
+        return f"it needs compute capability 9.0, got {got}; backend 'triton' runs there"
+    for name, t in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        steps = [stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
+        if t.data_ptr() % 16 or any(step % 8 for step in steps):
+            return (
+                f"{name} must have an address and strides of multiples of 16 bytes, got strides "
+                f"{list(t.stride())} at {t.data_ptr():#x}; backend 'triton' takes any"
+            )
+    return None
+
+
 def _check_tree(ancestors: torch.Tensor, depth: torch.Tensor) -> None:
     """A row names one row of each depth 0, 1, ... in order, itself last; or none."""
     rows = depth.shape[1]
