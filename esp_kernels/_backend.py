@@ -55,7 +55,7 @@ def interpreting() -> bool:
 
 
 @functools.cache
-def _unchecked(op: str, kind: str) -> Callable[..., Any]:
+def unchecked(op: str, kind: str) -> Callable[..., Any]:
     """`op` of a backend that leaves its checks to Python."""
     if kind == "cuda":
         run = getattr(torch.ops.esp_kernels_cuda, op).default
@@ -86,7 +86,7 @@ def refusal(op: str, kind: str, args: Sequence[Any]) -> str | None:
 @functools.cache
 def in_python(op: str, kind: str) -> Callable[..., Any]:
     """`op` of such a backend behind the same checks and sentences as native ops."""
-    check, run = _ops_module(op).check, _unchecked(op, kind)
+    check, run = _ops_module(op).check, unchecked(op, kind)
 
     def checked(*args: Any) -> Any:
         check(*args)
@@ -134,7 +134,7 @@ def fallback(op: str, device_type: str) -> Callable[..., Any]:
             refusals.append(why)
         if kind == "ref":
             _warn_once(refusals[0] if refusals else _missing_ops(device_type))
-        return _unchecked(op, kind)(*args)
+        return unchecked(op, kind)(*args)
 
     return run
 
