@@ -53,7 +53,7 @@ MUTANTS = [  # file, old text, new text
     (TAIL, "key > position", "key >= position"),
     (TAIL, "key < prefix ? key", "key <= prefix ? key"),
     (TAIL, "split = (chunk + i)", "split = i"),
-    (TAIL, "    load_tail(a, kv_head, place_of_key, s);\n    __syncthreads();", "    load_tail(a, kv_head, place_of_key, s);"),
+    (TAIL, "place_of_key, s);\n    __syncthreads();", "place_of_key, s);"),
     (TAIL, "block_row[i] = 0;\n  __syncthreads();", "block_row[i] = 0;"),
     (TAIL, "  head.weight[lane] = weight;\n  __syncwarp();", "  head.weight[lane] = weight;"),
 ]  # fmt: skip
