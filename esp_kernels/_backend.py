@@ -166,9 +166,8 @@ def why_not(op: str, backend: str, device_type: str) -> str | None:
 
 def served_by(op: str, device_type: str) -> list[str]:
     """The backends that can run `op` on a device, best first; interpreted ones are not among them."""
-    fast = (
-        ["cpp"] if device_type == "cpu" else ["triton", "cuda"] if op in TRITON_FIRST else ["cuda", "triton"]
-    )
+    kernels = ["triton", "cuda"] if op in TRITON_FIRST else ["cuda", "triton"]
+    fast = ["cpp"] if device_type == "cpu" else kernels
     return [*(one for one in fast if why_not(op, one, device_type) is None), "ref"]
 
 

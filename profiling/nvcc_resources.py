@@ -1,5 +1,5 @@
-"""What nvcc makes of the CUDA kernels: registers, stack, spills, static shared memory, and wgmma and asynchronous
-instructions, which the nvdisasm that comes with Triton reads, on each architecture.
+"""What nvcc makes of the CUDA kernels on each architecture: registers, stack, spills, static shared memory,
+and how many wgmma and asynchronous instructions, by the nvdisasm that comes with Triton.
 
     python -m profiling.nvcc_resources            # compares with profiling/resources/nvcc-<version>.txt
     python -m profiling.nvcc_resources --update   # writes it

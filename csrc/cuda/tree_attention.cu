@@ -16,8 +16,8 @@ void require_hopper() {
   check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
   if (major != 9 || minor != 0)
-    throw std::runtime_error("tree_attention_cuda needs compute capability 9.0, got " + std::to_string(major) + "." +
-                             std::to_string(minor));
+    throw std::runtime_error("tree_attention_cuda needs compute capability 9.0, got " +
+                             std::to_string(major) + "." + std::to_string(minor));
 }
 #endif
 
@@ -26,7 +26,8 @@ void launch_prefix(const TreeAttentionParams& p, cudaStream_t stream) {
   using Shape = PrefixShape<kDim, kGroups>;
   const TreeAttentionArgs& a = p.args;
   const int64_t packed = a.rows * (a.q_heads / a.kv_heads);
-  const dim3 grid{kTreeAttentionSplits, unsigned(a.batch * a.kv_heads), unsigned((packed - 1) / Shape::kRows + 1)};
+  const dim3 grid{kTreeAttentionSplits, unsigned(a.batch * a.kv_heads),
+                  unsigned((packed - 1) / Shape::kRows + 1)};
   launch(tree_attention_prefix_kernel<T, kDim, kGroups>, grid, Shape::kThreads, Shape::kBytes, stream, p);
 }
 

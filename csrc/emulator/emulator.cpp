@@ -119,8 +119,8 @@ void release_warp(Fiber& last) {
     if (last.lanes >> i & 1) warp[i].state = State::ready;
 }
 
-// Seed 0 runs threads in order, seed 1 in reverse, any other shuffled anew in each round. What is asynchronous
-// ends at the latest when nothing else can go on.
+// Seed 0 runs threads in order, seed 1 in reverse, any other shuffled anew in each round. What is
+// asynchronous ends at the latest when nothing else can go on.
 void run_block(unsigned seed) {
   block.random.seed(seed);
   begin_asynchronous();

@@ -136,6 +136,7 @@ inline unsigned __reduce_max_sync(unsigned lanes, unsigned value, int line = __b
 }
 
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdividef(float a, float b) { return a / b; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

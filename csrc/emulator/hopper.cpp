@@ -90,7 +90,7 @@ Barrier* find(uint64_t* barrier) {
 
 // The 64 rows of 16 elements (or, transposed, 16 rows of 64) that a descriptor means.
 void gather(uint64_t descriptor, bool transposed, Place place, Elements& out) {
-  const uint32_t start = uint32_t(descriptor & 0x3fff) << 4, stride = uint32_t(descriptor >> 32 & 0x3fff) << 4;
+  const uint32_t start = (descriptor & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
   if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
     return fail(in_line("a descriptor that is not emulated", place));
   for (uint32_t i = 0; i < kRows * kDepth; ++i) {
@@ -209,8 +209,8 @@ void multiply(float* d, const MatrixA& a, uint64_t b, bool accumulate, Convert c
   if (!self.proxy_fenced) return fail(in_line("no fence_async_proxy before wgmma", place));
   const size_t mine = self.products++;
   if (mine == products.size()) {
-    products.push_back({a.descriptor, b, a.registers != nullptr, accumulate, convert, place, {}, {}, 0, {}, {},
-                        {}, {}});
+    products.push_back(
+        {a.descriptor, b, a.registers != nullptr, accumulate, convert, place, {}, {}, 0, {}, {}, {}, {}});
     gather(products.back(), products.back().a_shared, products.back().b_shared);
   }
   Product& p = products[mine];
@@ -218,7 +218,8 @@ void multiply(float* d, const MatrixA& a, uint64_t b, bool accumulate, Convert c
     return fail(in_line("threads of a warpgroup do not agree on wgmma", place));
   ++p.issued;
   p.d[t] = d;
-  p.first[t] = std::none_of(products.begin(), products.begin() + mine, [&](const Product& q) { return q.d[t] == d; });
+  p.first[t] =
+      std::none_of(products.begin(), products.begin() + mine, [&](const Product& q) { return q.d[t] == d; });
   if (p.first[t]) std::copy_n(d, kAccumulators, p.before[t]);
   if (p.a_in_registers) std::copy_n(a.registers, 4, p.a_registers[t]);
   std::fill_n(d, kAccumulators, std::numeric_limits<float>::quiet_NaN());

@@ -1,10 +1,11 @@
 // The twins of esp/hopper.cuh: what Hopper does asynchronously, done as late, or as early, as is allowed.
 //
-// A copy lands at once, or when nobody can go on but a thread waits for a barrier at which it is to arrive; the
-// seed decides. A product is done where its warpgroup waits for it: until then its accumulators are NaN, and its
-// operands in shared memory must stay as they were when it was issued. Which proxy wrote what is not modelled,
-// but that a thread fences after each wait at a barrier, as data which non-bulk copies brought need it. Only
-// what our kernels use is here: operands of 64 rows or columns swizzled over 128 bytes, and waits for all.
+// A copy lands at once, or when nobody can go on but a thread waits for a barrier at which it is to arrive;
+// the seed decides. A product is done where its warpgroup waits for it: until then its accumulators are NaN,
+// and its operands in shared memory must stay as they were when it was issued. Which proxy wrote what is not
+// modelled, but that a thread fences after each wait at a barrier, as data which non-bulk copies brought need
+// it. Only what our kernels use is here: operands of 64 rows or columns swizzled over 128 bytes, and waits
+// for all.
 #pragma once
 #include "emulator/emulator.h"
 #include "esp/types.h"
@@ -71,8 +72,7 @@ void wgmma(float (&d)[32], uint64_t a, uint64_t b, bool accumulate, int line = _
 }
 
 template <typename T>
-void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool accumulate,
-           int line = __builtin_LINE()) {
+void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool accumulate, int line = __builtin_LINE()) {
   emulator::multiply(d, {0, a}, b, accumulate, emulator::convert<T>, {"wgmma", line});
 }
 

@@ -41,7 +41,7 @@ def tree_attention(
 
     q            [B, T, Hq, D] float32, bfloat16 or float16; D a multiple of 16 up to 256
     k_cache      [B, S, Hkv, D], or pages [pages, page_size, Hkv, D] with a block_table; q's dtype, or
-                 float8_e4m3fn (not on cpp); query head h reads KV head h // (Hq / Hkv)
+                 float8_e4m3fn (on ref and triton); query head h reads KV head h // (Hq / Hkv)
     v_cache      as k_cache
     prefix_len   [B] int32: slots 0 .. prefix_len - 1 hold the prefix, slot prefix_len + r block row r
     ancestors    [B, T, ceil(T / 64)] int64: bit j % 64 of word j / 64 is set when row j is row r or an
@@ -60,8 +60,9 @@ def tree_attention(
     q and the caches may have any stride but in the last dimension; index tensors are contiguous. Sums are
     taken in float32 and rounded once. A row's result depends on nothing but its own q and the keys that it
     sees in the order of their positions: not on T, B, the other rows, pages, strides or threads, and not on
-    whether an ancestor is still in the block or in the prefix by now (on Triton down to a depth of 16). Slots
-    that no row sees are not used, so they may hold anything.
+    whether an ancestor is still in the block or in the prefix by now (on triton and cuda down to a depth of
+    16). Slots that no row sees are not used, so they may hold anything. Backend 'cuda' takes bfloat16 and
+    float16 on Hopper, at multiples of 16 bytes.
     Raises ValueError on shapes, dtypes, devices or strides that are not as above; on the CPU also on
     prefix_len or pages out of range, and on ancestors that are not one row of each depth.
     """

@@ -64,10 +64,13 @@ def build(csrc: Path = CSRC, sanitize: bool = SANITIZE) -> Path:
     """The library of the sources under `csrc`."""
     header_files = sorted([*csrc.glob("include/esp/*.*h"), *csrc.glob("emulator/*.h"), csrc / "check.h"])
     device = _hash(*(path.read_text() for path in header_files))
-    # The binding sees no device code, and takes longest to compile.
-    host = _hash(*(path.read_text() for path in header_files if path.suffix != ".cuh"))
+    # The binding sees neither device code nor the emulator, and takes longest to compile.
+    own = [path for path in header_files if path.suffix != ".cuh" and path.parent.name != "emulator"]
+    host = _hash(*(path.read_text() for path in own))
     sources = [*csrc.glob("cuda/*.cu"), *csrc.glob("emulator/*.cpp"), csrc / "cuda/register.cpp"]
-    objects = [_object(s, csrc, device if s.suffix == ".cu" else host, sanitize) for s in sorted(sources)]
+    objects = [
+        _object(s, csrc, host if s.name == "register.cpp" else device, sanitize) for s in sorted(sources)
+    ]
     name = f"esp_emulated-{_hash(*objects)}.so"
     links = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-ltorch_cpu", "-lc10"]
     return _replace(FOLDER / name, [CXX, "-shared", *objects, *links, *(SANITIZERS[:1] if sanitize else [])])

@@ -17,19 +17,21 @@ namespace esp {
 
 constexpr int kWarpgroup = 128;
 
-// A panel: 64 rows of 128 bytes, whose 16-byte chunks are permuted as wgmma's widest swizzle has it, so that 8
-// rows of one column of chunks lie in different banks. It starts at a multiple of 1024.
-constexpr int kPanelRows = 64, kPanelColumns = 64, kPanelRowBytes = 128, kPanelBytes = kPanelRows * kPanelRowBytes;
+// A panel: 64 rows of 128 bytes, whose 16-byte chunks are permuted as wgmma's widest swizzle has it, so that
+// 8 rows of one column of chunks lie in different banks. It starts at a multiple of 1024.
+constexpr int kPanelRows = 64, kPanelColumns = 64, kPanelRowBytes = 128;
+constexpr int kPanelBytes = kPanelRows * kPanelRowBytes;
 
 ESP_DEVICE unsigned char* panel_chunk(unsigned char* panel, int row, int chunk) {
   return panel + row * kPanelRowBytes + (chunk ^ row % 8) * 16;
 }
 
-// An operand of wgmma: the panel that starts at this shared address, or a part of it. Bits 0..13 are the address,
-// 32..45 the bytes from 8 rows to the next 8, both in units of 16, and bit 62 names the swizzle. The offset in
-// bits 16..29 is for operands wider than one panel.
+// An operand of wgmma: the panel that starts at this shared address, or a part of it. Bits 0..13 are the
+// address, 32..45 the bytes from 8 rows to the next 8, both in units of 16, and bit 62 names the swizzle. The
+// offset in bits 16..29 is for operands wider than one panel.
 ESP_DEVICE uint64_t panel_operand(uint32_t address) {
-  constexpr uint64_t kConstant = uint64_t{1} << 62 | uint64_t{8 * kPanelRowBytes / 16} << 32 | uint64_t{1} << 16;
+  constexpr uint64_t kConstant =
+      uint64_t{1} << 62 | uint64_t{8 * kPanelRowBytes / 16} << 32 | uint64_t{1} << 16;
   return kConstant | (address & 0x3ffff) >> 4;
 }
 
@@ -38,7 +40,8 @@ ESP_DEVICE uint64_t panel_operand(uint32_t address) {
 ESP_DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
 ESP_DEVICE void mbarrier_init(uint64_t* barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
+               : "memory");
 }
 
 ESP_DEVICE void mbarrier_arrive(uint64_t* barrier) {
@@ -67,7 +70,8 @@ ESP_DEVICE void copy_async(void* to, const void* from, bool real) {
 
 // Arrives when this thread's copies so far have landed.
 ESP_DEVICE void mbarrier_arrive_after_copies(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 }
 
 ESP_DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -102,25 +106,27 @@ ESP_DEVICE void wgmma_wait(D& x) {
   pin(x);
 }
 
-#define ESP_D8(i)                                                                                            \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-      "+f"(d[i + 7])
+#define ESP_D8(i)                                                                             \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
 #define ESP_D ESP_D8(0), ESP_D8(8), ESP_D8(16), ESP_D8(24)
 #define ESP_D_NAMES                                                                            \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19," \
   " %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define ESP_WGMMA_SHARED(type)                                                                       \
-  asm volatile("{ .reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                           \
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " ESP_D_NAMES           \
-               ", %32, %33, p, 1, 1, 0, 0; }"                                                        \
-               : ESP_D                                                                               \
-               : "l"(a), "l"(b), "r"(int(accumulate)))
-#define ESP_WGMMA_REGISTERS(type)                                                                    \
-  asm volatile("{ .reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                           \
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " ESP_D_NAMES           \
-               ", {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"                                          \
-               : ESP_D                                                                               \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)))
+#define ESP_WGMMA_SHARED(type)                                                    \
+  asm volatile(                                                                   \
+      "{ .reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                 \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " ESP_D_NAMES \
+      ", %32, %33, p, 1, 1, 0, 0; }"                                              \
+      : ESP_D                                                                     \
+      : "l"(a), "l"(b), "r"(int(accumulate)))
+#define ESP_WGMMA_REGISTERS(type)                                                 \
+  asm volatile(                                                                   \
+      "{ .reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                 \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " ESP_D_NAMES \
+      ", {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"                                \
+      : ESP_D                                                                     \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)))
 
 // d = a b^T, or d += a b^T: 64 rows of a, 64 rows of b, 16 columns of both, in shared memory.
 //
@@ -132,8 +138,8 @@ ESP_DEVICE void wgmma(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
   else ESP_WGMMA_SHARED("f16");
 }
 
-// d = a b, or d += a b: 64 rows and 16 columns of a in registers, 16 rows and 64 columns of b in shared memory.
-// Registers 0 and 1 of a lie where 0..3 of d do, 2 and 3 where 4..7 do, two elements in each.
+// d = a b, or d += a b: 64 rows and 16 columns of a in registers, 16 rows and 64 columns of b in shared
+// memory. Registers 0 and 1 of a lie where 0..3 of d do, 2 and 3 where 4..7 do, two elements in each.
 template <typename T>
 ESP_DEVICE void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   if constexpr (std::is_same_v<T, bf16>) ESP_WGMMA_REGISTERS("bf16");

@@ -1,17 +1,18 @@
-// tree_attention on a GPU, in two launches: what csrc/include/esp/tree_attention_prefix.cuh says of the prefix that
-// rows have in common, and here the tail of each row, which takes in what the splits left.
+// tree_attention on a GPU, in two launches: what csrc/include/esp/tree_attention_prefix.cuh says of the
+// prefix that rows have in common, and here the tail of each row, which takes in what the splits left.
 //
 // What a row adds up, and in which order, follows from its position p = prefix_len + depth alone, as in
-// esp_kernels/triton/tree_attention.py:
+// esp_kernels/triton/tree_attention.py, where S(p) = floor16(p - kDeepest):
 //
-//     keys below S(p) = floor16(p - kDeepest)  in chunks of kChunk; split i takes chunks i, i + kSplits, ...
-//     keys from S(p) to p                      in tiles of kTail: rest of the prefix, ancestors by depth, itself
+//     keys below S(p)      in chunks of kChunk; split i takes chunks i, i + kTreeAttentionSplits, ...
+//     keys from S(p) to p  in tiles of kTail: rest of the prefix, ancestors by depth, itself
 //
-// Products that must be rounded before they are added are __fmul_rn, and those that must not are fmaf: else the
-// compiler could choose otherwise in the build for few rows than in that for many.
+// Products that must be rounded before they are added are __fmul_rn, and those that must not are fmaf: else
+// the compiler could choose otherwise in the build for few rows than in that for many.
 #pragma once
 #include "esp/cuda.h"
 #include "esp/cuda_ops.h"
+#include "esp/hopper.cuh"
 
 namespace esp {
 
@@ -34,14 +35,22 @@ ESP_DEVICE float smooth_tanh(float x) {
   series = fmaf(series, y, 1.33314422036e-1f);
   series = fmaf(series, y, -3.33332819422e-1f);
   const float near = fmaf(x * y, series, x);
-  const float far = 1.0f - 2.0f / (fast_exp2(fabsf(x) * 2.885390081777927f) + 1.0f);
+  const float far = 1.0f - __fdividef(2.0f, fast_exp2(fabsf(x) * 2.885390081777927f) + 1.0f);
   return fabsf(x) < 0.625f ? near : copysignf(far, x);
 }
 
-ESP_DEVICE float score_of(const TreeAttentionArgs& a, float product) {
-  const float scaled = __fmul_rn(product, a.scale);
-  return a.softcap == 0 ? scaled : __fmul_rn(a.softcap, smooth_tanh(scaled));
+// From products of queries and keys.
+template <int N>
+ESP_DEVICE void score(const TreeAttentionArgs& a, float (&products)[N]) {
+  ESP_UNROLL(N)
+  for (int i = 0; i < N; ++i) products[i] = __fmul_rn(products[i], a.scale);
+  if (a.softcap == 0) return;
+  ESP_UNROLL(N)
+  for (int i = 0; i < N; ++i) products[i] = __fmul_rn(a.softcap, smooth_tanh(products[i]));
 }
+
+// Query heads of a KV head. As all divisions here, by 32 bits: others take a hundred instructions.
+ESP_DEVICE int group_of(const TreeAttentionArgs& a) { return int(a.q_heads) / int(a.kv_heads); }
 
 // No launch knows what the lengths are: one beyond the cache must do no harm.
 ESP_DEVICE int cached(const TreeAttentionParams& p, int64_t b) {
@@ -64,7 +73,7 @@ ESP_DEVICE bool is_real(const TreeAttentionArgs& a, int64_t b, int row) {
   return a.ancestors[(b * a.rows + row) * a.words + row / 64] >> row % 64 & 1;
 }
 
-// Where a slot lies; in page -1 when it is not in the cache.
+// Where a slot below p.slots lies; in a page below 0 when the table names none.
 struct Place {
   int page, offset;
 
@@ -73,11 +82,8 @@ struct Place {
   }
 };
 
-ESP_DEVICE Place place_of(const TreeAttentionParams& p, int b, int slot) {
-  const TreeAttentionArgs& a = p.args;
-  if (slot >= p.slots) return {-1, 0};
-  if (a.pages == nullptr) return {b, slot};
-  const int size = int(a.page_size), page = a.pages[b * a.max_pages + slot / size];
+ESP_DEVICE Place in_pages(const TreeAttentionParams& p, int b, int slot) {
+  const int size = int(p.args.page_size), page = p.args.pages[b * p.args.max_pages + slot / size];
   return {page < p.page_count ? page : -1, slot % size};
 }
 
@@ -97,9 +103,11 @@ struct Softmax {
   }
 };
 
-// What the splits in use have left of query head `head` of all rows, in order. The lane has columns from `column`.
+// What the splits in use have left of query head `head` of all rows, in order; the lane's columns start at
+// `column`.
 template <int N>
-ESP_DEVICE void merge_splits(const TreeAttentionParams& p, int64_t head, Span span, int column, Softmax<N>& own) {
+ESP_DEVICE void merge_splits(const TreeAttentionParams& p, int64_t head, Span span, int column,
+                             Softmax<N>& own) {
   if (span.first >= span.last) return;
   const TreeAttentionArgs& a = p.args;
   const int chunk = span.first / kChunk;
@@ -110,7 +118,8 @@ ESP_DEVICE void merge_splits(const TreeAttentionParams& p, int64_t head, Span sp
     const int64_t theirs = split * a.batch * a.rows * a.q_heads + head;
     const float top = p.parts.tops[theirs], total = p.parts.totals[theirs];
     Pack<float, N> sum{};
-    if (column < a.dim) sum = *reinterpret_cast<const Pack<float, N>*>(p.parts.sums + theirs * a.dim + column);
+    if (column < a.dim)
+      sum = *reinterpret_cast<const Pack<float, N>*>(p.parts.sums + theirs * a.dim + column);
     own.raise(fmaxf(own.top, top));
     const float fade = top == -INFINITY ? 0.0f : fast_exp2(top - own.top);
     own.total = fmaf(total, fade, own.total);
@@ -124,6 +133,7 @@ template <typename T, int kDim>
 struct Tail {
   T key[kTail][kDim + 8], value[kTail][kDim + 8];
   int block_row[kTail];
+  Place place[kTail];
 
   struct Head {
     float query[kDim], weight[kTail];
@@ -146,41 +156,52 @@ ESP_DEVICE void find_block_rows(const TreeAttentionArgs& a, int64_t b, int row, 
   __syncthreads();
 }
 
-// All threads. Zeros where a key has no place.
-template <typename T, int kDim, typename PlaceOf>
-ESP_DEVICE void load_tail(const TreeAttentionArgs& a, int64_t kv_head, PlaceOf place_of_key, Tail<T, kDim>& s) {
-  using Chunk = Pack<T, 8>;
+// All threads: where the keys of the tile from position `at` on lie, those that the row does not see nowhere.
+template <typename T, int kDim>
+ESP_DEVICE void find_places(const TreeAttentionParams& p, int b, int row, int prefix, int first, int position,
+                            int at, Tail<T, kDim>& s) {
+  if (at + kTail > prefix) find_block_rows(p.args, b, row, at - prefix, s.block_row);
+  if (threadIdx.x < kTail) {
+    const int i = int(threadIdx.x), key = at + i, slot = key < prefix ? key : prefix + s.block_row[i];
+    const bool seen = key >= first && key <= position && slot < p.slots;
+    if (!seen) s.place[i] = {-1, 0};
+    else s.place[i] = p.args.pages == nullptr ? Place{b, slot} : in_pages(p, b, slot);
+  }
+  __syncthreads();
+}
+
+// All threads: starts to copy the tile, and zeros where a key has no place.
+template <typename T, int kDim>
+ESP_DEVICE void load_tail(const TreeAttentionArgs& a, int64_t kv_head, Tail<T, kDim>& s) {
   constexpr int kChunks = kDim / 8;
+  const T *keys = static_cast<const T*>(a.keys), *values = static_cast<const T*>(a.values);
   ESP_UNROLL(4)
   for (int i = threadIdx.x; i < kTail * kChunks; i += blockDim.x) {
     const int key = i / kChunks, column = i % kChunks * 8;
-    const Place place = column < a.dim ? place_of_key(key) : Place{-1, 0};
-    Chunk k{}, v{};
-    if (place.page >= 0) {
-      const T* keys = static_cast<const T*>(a.keys) + place.element(a.key_strides, kv_head);
-      const T* values = static_cast<const T*>(a.values) + place.element(a.value_strides, kv_head);
-      k = *reinterpret_cast<const Chunk*>(keys + column);
-      v = *reinterpret_cast<const Chunk*>(values + column);
-    }
-    *reinterpret_cast<Chunk*>(&s.key[key][column]) = k;
-    *reinterpret_cast<Chunk*>(&s.value[key][column]) = v;
+    const Place place = s.place[key];
+    const bool real = place.page >= 0 && column < a.dim;
+    const T* from_key = keys + place.element(a.key_strides, kv_head) + column;
+    const T* from_value = values + place.element(a.value_strides, kv_head) + column;
+    copy_async(&s.key[key][column], real ? from_key : keys, real);
+    copy_async(&s.value[key][column], real ? from_value : values, real);
   }
 }
 
 // One warp. A lane takes the score of one key, as one chain, and then the sums of its columns over all keys.
 template <typename T, int kDim, int N>
 ESP_DEVICE void attend(const TreeAttentionArgs& a, const Tail<T, kDim>& s, typename Tail<T, kDim>::Head& head,
-                       bool seen, Softmax<N>& own) {
+                       Softmax<N>& own) {
   const int lane = lane_index();
-  float product = 0;
+  const bool seen = s.place[lane].page >= 0;
+  float product[1] = {};
   for (int column = 0; column < a.dim; column += 8) {
     const auto k = *reinterpret_cast<const Pack<T, 8>*>(&s.key[lane][column]);
     ESP_UNROLL(8)
-    for (int i = 0; i < 8; ++i) product = fmaf(head.query[column + i], load(k.value[i]), product);
+    for (int i = 0; i < 8; ++i) product[0] = fmaf(head.query[column + i], load(k.value[i]), product[0]);
   }
-  const float score = seen ? score_of(a, product) : -INFINITY;
-  own.raise(fmaxf(own.top, warp_max(score)));
-  const float weight = seen ? fast_exp2(score - own.top) : 0.0f;
+  score(a, product);
+  own.raise(fmaxf(own.top, warp_max(seen ? product[0] : -INFINITY)));
+  const float weight = seen ? fast_exp2(product[0] - own.top) : 0.0f;
   own.total += warp_sum(weight);
   head.weight[lane] = weight;
   __syncwarp();
@@ -195,14 +216,14 @@ ESP_DEVICE void attend(const TreeAttentionArgs& a, const Tail<T, kDim>& s, typen
 // A block serves a row and KV head; each warp takes one query head. Where a group has more heads than a block
 // has warps, several blocks do.
 //
-// Reads 4 * (D + 2) bytes a row, query head and split in use. A key of the tail (17 to 32 of them down to depth
-// kDeepest) costs 2 * D elements a row and KV head, and 4 * D FLOPs a row and query head.
+// Reads 4 * (D + 2) bytes a row, query head and split in use. A key of the tail (17 to 32 of them down to
+// depth kDeepest) costs 2 * D elements a row and KV head, and 4 * D FLOPs a row and query head.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kTailWarps* kWarp, 2)
     tree_attention_tail_kernel(const __grid_constant__ TreeAttentionParams p) {
   constexpr int N = kDim / kWarp;
   const TreeAttentionArgs& a = p.args;
-  const int group = int(a.q_heads / a.kv_heads), warps = int(blockDim.x) / kWarp;
+  const int group = group_of(a), warps = int(blockDim.x) / kWarp;
   const int blocks = (group - 1) / warps + 1, row = int(blockIdx.x) / blocks;
   const int b = int(blockIdx.z), kv_head = int(blockIdx.y), column = lane_index() * N;
   const int member = int(blockIdx.x) % blocks * warps + warp_index();
@@ -220,22 +241,21 @@ __global__ void __launch_bounds__(kTailWarps* kWarp, 2)
   auto& shared_head = s.head(warp_index());
   const int prefix = cached(p, b), depth = a.depth[b * a.rows + row], position = prefix + depth;
   const Span span = matrix_part(a, prefix, depth);
+  const int first = span.last + max(span.first - span.last, 0) / kTail * kTail;
   Softmax<N> own;
   if (mine) {
-    const T* q = static_cast<const T*>(a.q) + b * a.q_strides[0] + row * a.q_strides[1] + head * a.q_strides[2];
+    const int64_t query = b * a.q_strides[0] + row * a.q_strides[1] + head * a.q_strides[2];
+    const T* q = static_cast<const T*>(a.q) + query;
     for (int d = lane_index(); d < a.dim; d += kWarp) shared_head.query[d] = load(q[d]);
-    merge_splits(p, one, span, column, own);
   }
-  for (int at = span.last + max(span.first - span.last, 0) / kTail * kTail; at <= position; at += kTail) {
-    if (at + kTail > prefix) find_block_rows(a, b, row, at - prefix, s.block_row);
-    const auto place_of_key = [&](int i) -> Place {
-      const int key = at + i;
-      if (key < span.first || key > position) return {-1, 0};
-      return place_of(p, b, key < prefix ? key : prefix + s.block_row[i]);
-    };
-    load_tail(a, kv_head, place_of_key, s);
+  for (int at = first; at <= position; at += kTail) {
+    find_places(p, b, row, prefix, span.first, position, at, s);
+    load_tail(a, kv_head, s);
+    // While keys and values are on their way.
+    if (mine && at == first) merge_splits(p, one, span, column, own);
+    wait_for_copies();
     __syncthreads();
-    if (mine) attend(a, s, shared_head, place_of_key(lane_index()).page >= 0, own);
+    if (mine) attend(a, s, shared_head, own);
     __syncthreads();
   }
   if (!mine) return;
