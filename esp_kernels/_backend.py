@@ -5,15 +5,16 @@
     triton  Triton on CUDA; on the CPU only interpreted (TRITON_INTERPRET=1), which is slow and for tests
     cuda    CUDA C++; on the CPU only where tests have loaded an emulated build
 
-`auto` takes the best that a device has, and says so once when that is the reference. A backend named
-explicitly serves or raises.
+`auto` takes the best that a device has and that serves the arguments, and says so once when that is the
+reference. A backend named explicitly serves or raises.
 """
 
 import functools
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,7 +22,11 @@ import torch
 from esp_kernels.nvtx import ranged
 
 BACKENDS = ("auto", "ref", "cpp", "triton", "cuda")
-CUDA_OPS = ("advance_block", "commit_kv")
+CUDA_OPS = ("advance_block", "commit_kv", "tree_attention")
+
+
+# Ops whose CUDA kernel `auto` takes only after Triton's: no card has told yet which of the two is faster.
+TRITON_FIRST = ("tree_attention",)
 
 
 class BackendWarning(UserWarning):
@@ -52,18 +57,45 @@ def interpreting() -> bool:
 
 
 @functools.cache
-def in_python(op: str, kind: str) -> Callable[..., Any]:
-    """`op` of a backend that leaves its checks to Python: the same checks and sentences as native ops."""
-    check = importlib.import_module(f"esp_kernels.ops.{op}").check
+def unchecked(op: str, kind: str) -> Callable[..., Any]:
+    """`op` of a backend that leaves its checks to Python."""
     if kind == "cuda":
         run = getattr(torch.ops.esp_kernels_cuda, op).default
     else:
         run = getattr(importlib.import_module(f"esp_kernels.{kind}.{op}"), op)
 
-    def checked(*args: Any) -> Any:
-        check(*args)
+    def on_device(*args: Any) -> Any:
         with torch.cuda.device_of(next(a for a in args if isinstance(a, torch.Tensor))):
             return run(*args)
+
+    return on_device
+
+
+@functools.cache
+def _ops_module(op: str) -> ModuleType:
+    return importlib.import_module(f"esp_kernels.ops.{op}")
+
+
+def refusal(op: str, kind: str, args: Sequence[Any]) -> str | None:
+    """Why a kernel does not take arguments that passed `check`, or None when it does. Only CUDA kernels are
+    for less than the op's contract: ops/<op>.py says so in `cuda_refusal`."""
+    if kind != "cuda" or not hasattr(_ops_module(op), "cuda_refusal"):
+        return None
+    why = _ops_module(op).cuda_refusal(*args)
+    return None if why is None else f"backend 'cuda' cannot serve {op}: {why}"
+
+
+@functools.cache
+def in_python(op: str, kind: str) -> Callable[..., Any]:
+    """`op` of such a backend behind the same checks and sentences as native ops."""
+    check, run = _ops_module(op).check, unchecked(op, kind)
+
+    def checked(*args: Any) -> Any:
+        check(*args)
+        why = refusal(op, kind, args)
+        if why is not None:
+            raise ValueError(why)
+        return run(*args)
 
     return checked
 
@@ -81,24 +113,30 @@ def has_cuda_kernel(op: str, device_type: str) -> bool:
 
 
 @functools.cache
-def _warn_once(device_type: str) -> None:
-    why = {"cpu": native_error, "cuda": triton_error}.get(device_type)
-    what = f"there are none for {device_type}" if why is None else f"they cannot be loaded ({why})"
-    warnings.warn(
-        f"esp_kernels runs on the PyTorch reference, since faster ops are missing: {what}",
-        BackendWarning,
-        stacklevel=4,
-    )
+def _warn_once(why: str) -> None:
+    warnings.warn(f"esp_kernels runs on the PyTorch reference, since {why}", BackendWarning, stacklevel=4)
+
+
+def _missing_ops(device_type: str) -> str:
+    error = {"cpu": native_error, "cuda": triton_error}.get(device_type)
+    why = f"there are none for {device_type}" if error is None else f"they cannot be loaded ({error})"
+    return f"faster ops are missing: {why}"
 
 
 def fallback(op: str, device_type: str) -> Callable[..., Any]:
     """What the dispatcher runs where no native op is registered."""
 
     def run(*args: Any) -> Any:
-        kind = served_by(op, device_type)[0]
+        _ops_module(op).check(*args)
+        refusals = []
+        for kind in served_by(op, device_type):
+            why = refusal(op, kind, args)
+            if why is None:
+                break
+            refusals.append(why)
         if kind == "ref":
-            _warn_once(device_type)
-        return in_python(op, kind)(*args)
+            _warn_once(refusals[0] if refusals else _missing_ops(device_type))
+        return unchecked(op, kind)(*args)
 
     return run
 
@@ -130,7 +168,8 @@ def why_not(op: str, backend: str, device_type: str) -> str | None:
 
 def served_by(op: str, device_type: str) -> list[str]:
     """The backends that can run `op` on a device, best first; interpreted ones are not among them."""
-    fast = ["cpp"] if device_type == "cpu" else ["cuda", "triton"]
+    kernels = ["triton", "cuda"] if op in TRITON_FIRST else ["cuda", "triton"]
+    fast = ["cpp"] if device_type == "cpu" else kernels
     return [*(one for one in fast if why_not(op, one, device_type) is None), "ref"]
 
 

@@ -1,4 +1,5 @@
-"""What ptxas says of the CUDA kernels: registers, stack, spills, static shared memory on each architecture.
+"""What nvcc makes of the CUDA kernels on each architecture: registers, stack, spills, static shared memory,
+and how many wgmma and asynchronous instructions, by the nvdisasm that comes with Triton.
 
     python -m profiling.nvcc_resources            # compares with profiling/resources/nvcc-<version>.txt
     python -m profiling.nvcc_resources --update   # writes it
@@ -17,8 +18,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from profiling.resources import INSTRUCTIONS, NAME, tool
+
 ROOT = Path(__file__).parents[1]
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
+
+COUNTED = ("wgmma", "async")  # of profiling.resources.INSTRUCTIONS
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -37,14 +42,26 @@ def release(nvcc: str) -> str:
     return found[1]
 
 
-def compile_verbosely(nvcc: str, source: Path, architecture: str) -> str:
+def compile_verbosely(nvcc: str, source: Path, architecture: str) -> tuple[str, str]:
+    """What ptxas says, and the machine code."""
     with tempfile.TemporaryDirectory() as folder:
         command = [nvcc, "-std=c++20", "-O3", "-cubin", f"-arch={architecture}", "-Xptxas=-v"]
         command += [f"-I{ROOT / 'csrc/include'}", f"-I{ROOT / 'csrc'}", str(source), "-o", f"{folder}/cubin"]
         done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(done.stderr)
-    return done.stderr + done.stdout
+        if done.returncode != 0:
+            sys.exit(done.stderr)
+        return done.stderr + done.stdout, tool("nvdisasm", "-c", f"{folder}/cubin")
+
+
+def instructions(code: str) -> dict[str, str]:
+    """By the kernels' mangled names."""
+    _, *parts = re.split(r"^//-+ \.text\.(\w+)", code, flags=re.MULTILINE)
+    found = {}
+    for symbol, text in zip(parts[::2], parts[1::2], strict=True):
+        names = NAME.findall(text)
+        counts = {kind: sum(bool(re.match(INSTRUCTIONS[kind], n)) for n in names) for kind in COUNTED}
+        found[symbol] = "".join(f"  {kind} {count}" for kind, count in counts.items())
+    return found
 
 
 def kernel_name(symbol: str) -> str:
@@ -58,15 +75,17 @@ def report(nvcc: str) -> tuple[list[str], list[str]]:
     lines, wrong = [], []
     for source in sorted((ROOT / "csrc/cuda").glob("*.cu")):
         for architecture in ARCHITECTURES:
-            name, stack = "", ["0", "0", "0"]
-            for said in compile_verbosely(nvcc, source, architecture).splitlines():
+            name, counted, stack = "", "", ["0", "0", "0"]
+            output, code = compile_verbosely(nvcc, source, architecture)
+            counts = instructions(code)
+            for said in output.splitlines():
                 if entry := ENTRY.search(said):
-                    name = kernel_name(entry[1])
+                    name, counted = kernel_name(entry[1]), counts[entry[1]]
                 elif found := STACK.search(said):
                     stack = list(found.groups())
                 elif used := USED.search(said):
                     what = f"registers {used[1]:>3}  stack {stack[0]}  spills {int(stack[1]) + int(stack[2])}"
-                    lines.append(f"{architecture:<8} {name:<38} {what}  shared {used[2] or 0}")
+                    lines.append(f"{architecture:<8} {name:<47} {what}  shared {used[2] or 0}{counted}")
                     if stack != ["0", "0", "0"]:
                         wrong.append(lines[-1])
     return sorted(lines), wrong

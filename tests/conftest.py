@@ -31,7 +31,7 @@ def serves(backend: str, op: str | None) -> bool:
     if backend == "triton":
         return op is not None and _backend.has_triton_kernel(op)
     if backend == "cuda":
-        return op in _backend.CUDA_OPS and (DEVICE == "cuda" or build.load() is not None)
+        return op in _backend.CUDA_OPS and build.serves_cuda()
     return True
 
 

@@ -7,6 +7,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <cmath>
+#include <tuple>
 #include <vector>
 
 #include "check.h"
@@ -22,8 +24,6 @@ extern "C" __attribute__((weak)) int32_t aoti_torch_get_current_cuda_stream(int3
 
 namespace esp {
 namespace {
-
-constexpr int64_t kMaxAdvanceRows = 2048;  // kAdvanceMaxRows, whose header is for nvcc
 
 #ifdef ESP_EMULATED
 void* current_stream(const at::Tensor&) { return nullptr; }
@@ -42,8 +42,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> advance_block(
     const at::Tensor& probe, const at::Tensor& embedding, double lam, int64_t budget, int64_t masks,
     at::OptionalIntArrayRef widths, bool prune) {
   const int64_t rows = ids.size(1);
-  ESP_REQUIRE(rows <= kMaxAdvanceRows, "backend 'cuda' serves advance_block for at most ", kMaxAdvanceRows,
-              " rows, got ", rows, "; backend 'ref' has no limit");
   const c10::DeviceGuard guard(ids.device());
   at::Tensor path = at::empty_like(tokens), committed = at::empty_like(tokens);
   at::Tensor accepted = at::empty({ids.size(0)}, tokens.options());
@@ -107,11 +105,61 @@ void commit_kv(at::TensorList caches, const at::Tensor& path, const at::Tensor& 
   commit_kv_cuda(args, current_stream(path));
 }
 
+// Scales of the caches come with float8 alone, which these kernels do not read.
+std::tuple<at::Tensor, at::Tensor> tree_attention(
+    const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache, const at::Tensor& prefix_len,
+    const at::Tensor& ancestors, const at::Tensor& depth, const std::optional<at::Tensor>& block_table,
+    std::optional<double> scale, std::optional<int64_t> window, std::optional<double> softcap,
+    const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>&,
+    const std::optional<at::Tensor>&) {
+  const c10::DeviceGuard guard(q.device());
+  const int64_t batch = q.size(0), rows = q.size(1), q_heads = q.size(2), dim = q.size(3);
+  const auto floats = q.options().dtype(at::kFloat);
+  at::Tensor out = at::empty(q.sizes(), q.options()), lse = at::empty({batch, rows, q_heads}, floats);
+  if (out.numel() == 0) return {out, lse};
+  at::Tensor tops = at::empty({kTreeAttentionSplits, batch, rows, q_heads}, floats);
+  at::Tensor totals = at::empty_like(tops);
+  at::Tensor sums = at::empty({kTreeAttentionSplits, batch, rows, q_heads, dim}, floats);
+  TreeAttentionArgs args{};
+  args.dtype = check_float(q, "q");
+  args.q = q.const_data_ptr();
+  args.keys = k_cache.const_data_ptr();
+  args.values = v_cache.const_data_ptr();
+  args.pages = block_table ? block_table->const_data_ptr<int32_t>() : nullptr;
+  args.prefix_len = prefix_len.const_data_ptr<int32_t>();
+  args.ancestors = ancestors.const_data_ptr<int64_t>();
+  args.depth = depth.const_data_ptr<int32_t>();
+  args.sinks = sinks ? sinks->const_data_ptr<float>() : nullptr;
+  args.out = out.mutable_data_ptr();
+  args.lse = lse.mutable_data_ptr<float>();
+  args.batch = batch;
+  args.rows = rows;
+  args.q_heads = q_heads;
+  args.kv_heads = k_cache.size(2);
+  args.dim = dim;
+  args.words = ancestors.size(2);
+  args.page_size = k_cache.size(1);
+  args.max_pages = block_table ? block_table->size(1) : 1;
+  for (int i = 0; i < 3; ++i) {
+    args.q_strides[i] = q.stride(i);
+    args.key_strides[i] = k_cache.stride(i);
+    args.value_strides[i] = v_cache.stride(i);
+  }
+  args.scale = float(scale.value_or(1.0 / std::sqrt(double(dim))));
+  args.softcap = float(softcap.value_or(0.0));
+  args.window = window.value_or(0);
+  const TreeAttentionParts parts{tops.mutable_data_ptr<float>(), totals.mutable_data_ptr<float>(),
+                                 sums.mutable_data_ptr<float>()};
+  tree_attention_cuda(args, k_cache.size(0), parts, current_stream(q));
+  return {out, lse};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(esp_kernels_cuda, ESP_KEY, m) {
   m.impl("advance_block", &advance_block);
   m.impl("commit_kv", &commit_kv);
+  m.impl("tree_attention", &tree_attention);
 }
 
 }  // namespace esp

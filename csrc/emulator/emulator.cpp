@@ -1,4 +1,4 @@
-#include "emulator.h"
+#include "emulator/emulator.h"
 
 #include <ucontext.h>
 
@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "emulator/hopper.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
@@ -22,7 +24,7 @@ namespace {
 constexpr size_t kStack = 256 << 10;
 constexpr unsigned char kPoison = 0xA5;
 
-enum class State { ready, at_barrier, in_warp, done };
+enum class State { ready, at_barrier, in_warp, waiting, done };
 
 struct Fiber {
   dim3 index;
@@ -31,6 +33,7 @@ struct Fiber {
   unsigned lanes;    // those that it waits for
   uint64_t brought;  // to the collective
   Warp met;          // what all of them brought
+  Condition condition;  // that it waits for
   ucontext_t context;
   std::unique_ptr<char[]> stack{new char[kStack]};
   void* sanitizer;
@@ -41,12 +44,14 @@ struct Block {
   dim3 grid, size, index;
   std::vector<Fiber> fibers;
   std::unique_ptr<unsigned char[]> shared;
+  size_t shared_bytes;
   Fiber* current;
   ucontext_t scheduler;
   const void* scheduler_stack;
   size_t scheduler_stack_size;
   const std::function<void()>* thread;
   std::string error;
+  std::mt19937 random;
 };
 
 Block block;
@@ -85,10 +90,6 @@ std::string doing(const Fiber& f) {
 
 bool same(const Place& a, const Place& b) { return a.line == b.line && std::string(a.what) == b.what; }
 
-void fail(const std::string& sentence) {
-  if (block.error.empty()) block.error = sentence;
-}
-
 // Lets everyone go on who has met; false when nobody has, so that the block is stuck.
 bool release_barrier() {
   const Fiber& first = block.fibers[0];
@@ -118,16 +119,19 @@ void release_warp(Fiber& last) {
     if (last.lanes >> i & 1) warp[i].state = State::ready;
 }
 
-// Seed 0 runs threads in order, seed 1 in reverse, any other shuffled anew in each round.
+// Seed 0 runs threads in order, seed 1 in reverse, any other shuffled anew in each round. What is
+// asynchronous ends at the latest when nothing else can go on.
 void run_block(unsigned seed) {
-  std::mt19937 random(seed);
+  block.random.seed(seed);
+  begin_asynchronous();
   std::vector<Fiber*> order;
   for (Fiber& f : block.fibers) order.push_back(&f);
   if (seed == 1) std::reverse(order.begin(), order.end());
   while (true) {
-    if (seed > 1) std::shuffle(order.begin(), order.end(), random);
+    if (seed > 1) std::shuffle(order.begin(), order.end(), block.random);
     bool ran = false, all_done = true;
     for (Fiber* f : order) {
+      if (f->state == State::waiting && f->condition()) f->state = State::ready;
       if (f->state == State::ready) {
         run(*f);
         ran = true;
@@ -135,12 +139,13 @@ void run_block(unsigned seed) {
       if (!block.error.empty()) return;
       all_done &= f->state == State::done;
     }
-    if (all_done || (!ran && !release_barrier())) return;
+    if (all_done || (!ran && !end_asynchronous() && !release_barrier())) return;
   }
 }
 
 void prepare(size_t shared_bytes) {
   block.shared.reset(new unsigned char[shared_bytes]);
+  block.shared_bytes = shared_bytes;
   std::memset(block.shared.get(), kPoison, shared_bytes);
   block.fibers.resize(block.size.x);
   for (unsigned i = 0; i < block.size.x; ++i) {
@@ -161,6 +166,13 @@ dim3 block_index() { return block.index; }
 dim3 block_size() { return block.size; }
 dim3 grid_size() { return block.grid; }
 void* dynamic_shared() { return block.shared.get(); }
+size_t dynamic_shared_bytes() { return block.shared_bytes; }
+
+void fail(const std::string& sentence) {
+  if (block.error.empty()) block.error = sentence;
+}
+
+bool now() { return next_seed > 1 ? block.random() % 2 == 1 : next_seed == 1; }
 
 void barrier(Place place) {
   Fiber& f = *block.current;
@@ -179,6 +191,15 @@ const Warp& exchange(unsigned lanes, uint64_t value, Place place) {
   if (block.error.empty()) release_warp(f);
   if (f.state != State::ready || !block.error.empty()) leave(f);
   return f.met;
+}
+
+void wait_until(const Condition& met, Place place) {
+  if (met()) return;
+  Fiber& f = *block.current;
+  f.place = place;
+  f.condition = met;
+  f.state = State::waiting;
+  leave(f);
 }
 
 void launch(dim3 grid, int threads, size_t shared_bytes, const std::function<void()>& thread) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <string>
 
 #define __global__
 #define __device__
@@ -42,15 +43,26 @@ struct Warp {
   uint64_t value[kWarp];  // what each lane brought
 };
 
+// What a thread cannot go on before.
+using Condition = std::function<bool()>;
+
 // The running thread's.
 dim3 thread_index();
 dim3 block_index();
 dim3 block_size();
 dim3 grid_size();
 void* dynamic_shared();
+size_t dynamic_shared_bytes();
 
 void barrier(Place place);
 const Warp& exchange(unsigned lanes, uint64_t value, Place place);
+void wait_until(const Condition& met, Place place);
+
+// Ends the launch with this sentence, unless another came first.
+void fail(const std::string& sentence);
+
+// Whether something that may happen now or later happens now: seed 0 says never, seed 1 always.
+bool now();
 
 // Runs the blocks one after the other; throws std::runtime_error when a kernel breaks the rules.
 void launch(dim3 grid, int threads, size_t shared_bytes, const std::function<void()>& thread);
@@ -115,5 +127,17 @@ inline unsigned __reduce_min_sync(unsigned lanes, unsigned value, int line = __b
   return least;
 }
 
+inline unsigned __reduce_max_sync(unsigned lanes, unsigned value, int line = __builtin_LINE()) {
+  const auto& warp = esp::emulator::exchange(lanes, value, {"__reduce_max_sync", line});
+  unsigned most = 0;
+  for (int i = 0; i < esp::emulator::kWarp; ++i)
+    if (lanes >> i & 1 && warp.value[i] > most) most = unsigned(warp.value[i]);
+  return most;
+}
+
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdividef(float a, float b) { return a / b; }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }

@@ -109,6 +109,12 @@ def check(
         _check_values(ids, mask_ordinal, embedding.shape[0], nodes)
 
 
+def cuda_refusal(ids: torch.Tensor, *_: object) -> str | None:
+    """Its scratch lies in shared memory."""
+    rows = ids.shape[1]
+    return f"it takes at most 2048 rows, got {rows}; backend 'ref' has no limit" if rows > 2048 else None
+
+
 def _check_values(ids: torch.Tensor, mask_ordinal: torch.Tensor, vocabulary: int, nodes: int) -> None:
     for b, (row, ordinals) in enumerate(zip(ids[..., 0].tolist(), mask_ordinal.tolist(), strict=True)):
         for r, (token, ordinal) in enumerate(zip(row, ordinals, strict=True)):

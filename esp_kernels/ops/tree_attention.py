@@ -41,7 +41,7 @@ def tree_attention(
 
     q            [B, T, Hq, D] float32, bfloat16 or float16; D a multiple of 16 up to 256
     k_cache      [B, S, Hkv, D], or pages [pages, page_size, Hkv, D] with a block_table; q's dtype, or
-                 float8_e4m3fn (not on cpp); query head h reads KV head h // (Hq / Hkv)
+                 float8_e4m3fn (on ref and triton); query head h reads KV head h // (Hq / Hkv)
     v_cache      as k_cache
     prefix_len   [B] int32: slots 0 .. prefix_len - 1 hold the prefix, slot prefix_len + r block row r
     ancestors    [B, T, ceil(T / 64)] int64: bit j % 64 of word j / 64 is set when row j is row r or an
@@ -60,8 +60,9 @@ def tree_attention(
     q and the caches may have any stride but in the last dimension; index tensors are contiguous. Sums are
     taken in float32 and rounded once. A row's result depends on nothing but its own q and the keys that it
     sees in the order of their positions: not on T, B, the other rows, pages, strides or threads, and not on
-    whether an ancestor is still in the block or in the prefix by now (on Triton down to a depth of 16). Slots
-    that no row sees are not used, so they may hold anything.
+    whether an ancestor is still in the block or in the prefix by now (on triton and cuda down to a depth of
+    16). Slots that no row sees are not used, so they may hold anything. Backend 'cuda' takes bfloat16 and
+    float16 on Hopper, at multiples of 16 bytes.
     Raises ValueError on shapes, dtypes, devices or strides that are not as above; on the CPU also on
     prefix_len or pages out of range, and on ancestors that are not one row of each depth.
     """
@@ -136,6 +137,27 @@ def check(
     if q.device.type == "cpu":
         _check_tree(ancestors, depth)
         _check_slots(prefix_len, block_table, pages, page_size, rows)
+
+
+def cuda_refusal(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *_: object) -> str | None:
+    """Its matrix instructions are Hopper's, and it copies 16 bytes at a time. Triton's takes the rest."""
+    if q.dtype == torch.float32:
+        return "it takes bfloat16 and float16, got float32; backend 'triton' takes it"
+    if k_cache.dtype != q.dtype:
+        return f"it reads caches of q's dtype, got {name_of(k_cache.dtype)}; backend 'triton' reads it"
+    if q.is_cuda and torch.cuda.get_device_capability(q.device) != (9, 0):
+        got = "{}.{}".format(*torch.cuda.get_device_capability(q.device))
+        return f"it needs compute capability 9.0, got {got}; backend 'triton' runs there"
+    for name, t in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        steps = [stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
+        if any(step % 8 for step in steps):
+            return (
+                f"{name} must have strides of multiples of 16 bytes, got strides {list(t.stride())}; "
+                "backend 'triton' takes any"
+            )
+        if t.data_ptr() % 16:
+            return f"{name} must start at a multiple of 16 bytes; backend 'triton' takes any start"
+    return None
 
 
 def _check_tree(ancestors: torch.Tensor, depth: torch.Tensor) -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
+from esp_kernels import _backend
+from tests.device import DEVICE
+
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
 FOLDER = ROOT / "build" / "emulated"
@@ -64,10 +67,13 @@ def build(csrc: Path = CSRC, sanitize: bool = SANITIZE) -> Path:
     """The library of the sources under `csrc`."""
     header_files = sorted([*csrc.glob("include/esp/*.*h"), *csrc.glob("emulator/*.h"), csrc / "check.h"])
     device = _hash(*(path.read_text() for path in header_files))
-    # The binding sees no device code, and takes longest to compile.
-    host = _hash(*(path.read_text() for path in header_files if path.suffix != ".cuh"))
-    sources = [*sorted(csrc.glob("cuda/*.cu")), csrc / "emulator/emulator.cpp", csrc / "cuda/register.cpp"]
-    objects = [_object(s, csrc, device if s.suffix == ".cu" else host, sanitize) for s in sources]
+    # The binding sees neither device code nor the emulator, and takes longest to compile.
+    own = [path for path in header_files if path.suffix != ".cuh" and path.parent.name != "emulator"]
+    host = _hash(*(path.read_text() for path in own))
+    sources = [*csrc.glob("cuda/*.cu"), *csrc.glob("emulator/*.cpp"), csrc / "cuda/register.cpp"]
+    objects = [
+        _object(s, csrc, host if s.name == "register.cpp" else device, sanitize) for s in sorted(sources)
+    ]
     name = f"esp_emulated-{_hash(*objects)}.so"
     links = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-ltorch_cpu", "-lc10"]
     return _replace(FOLDER / name, [CXX, "-shared", *objects, *links, *(SANITIZERS[:1] if sanitize else [])])
@@ -75,10 +81,9 @@ def build(csrc: Path = CSRC, sanitize: bool = SANITIZE) -> Path:
 
 def build_one(source: Path, sanitize: bool = False) -> Path:
     """A library of one source and the emulator, without torch."""
-    headers = _hash(
-        *(path.read_text() for path in [CSRC / "include/esp/cuda.h", CSRC / "emulator/emulator.h"])
-    )
-    objects = [_object(s, CSRC, headers, sanitize) for s in (source, CSRC / "emulator/emulator.cpp")]
+    own = [CSRC / "include/esp/cuda.h", CSRC / "include/esp/hopper.cuh", *sorted(CSRC.glob("emulator/*.h"))]
+    headers = _hash(*(path.read_text() for path in own))
+    objects = [_object(s, CSRC, headers, sanitize) for s in (source, *sorted(CSRC.glob("emulator/*.cpp")))]
     name = f"{source.stem}-{_hash(*objects)}.so"
     return _replace(FOLDER / name, [CXX, "-shared", *objects, *(SANITIZERS[:1] if sanitize else [])])
 
@@ -103,3 +108,8 @@ def load() -> Emulator | None:
         print(f"the CUDA kernels are not emulated: no {CXX}")
         return None
     return Emulator(Path(given) if given else build())
+
+
+def serves_cuda() -> bool:
+    """Whether backend "cuda" runs where the tests run: emulated, or natively."""
+    return _backend.cuda_error is None if DEVICE == "cuda" else load() is not None

@@ -2,18 +2,33 @@
 
 import dataclasses
 import random
+import re
 from collections.abc import Sequence
 
+import pytest
 import torch
 from hypothesis import strategies as st
 
 import esp_kernels
+from esp_kernels import _backend
 from esp_kernels.testing import assert_as_accurate, random_tree
+from tests.emulator import build
 
 from . import oracle
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KERNELS = ["triton", *(["cuda"] if build.serves_cuda() else [])]
 Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def dtype_of(backend: str) -> torch.dtype:
+    """For what is not about dtypes: "cuda" takes no float32."""
+    return torch.bfloat16 if backend == "cuda" else torch.float32
+
+
+def gap_of(backend: str) -> int:
+    """A gap between rows that the backend takes, in elements: "cuda" reads 16 bytes at a time."""
+    return 8 if backend == "cuda" else 3
 
 
 @dataclasses.dataclass
@@ -53,9 +68,13 @@ class Block:
         prefix_len = torch.tensor(self.prefix_len, dtype=torch.int32)
         k, v = caches or self.poisoned_caches()
         options = (table, self.scale, self.window, self.softcap, self.sinks, self.k_scale, self.v_scale)
-        return esp_kernels.tree_attention(
-            self.q, k, v, prefix_len, ancestors, depth, *options, backend=backend
-        )
+        arguments = (self.q, k, v, prefix_len, ancestors, depth, *options)
+        why = _backend.refusal("tree_attention", backend, arguments)
+        if why is not None:
+            with pytest.raises(ValueError, match=re.escape(why)):
+                esp_kernels.tree_attention(*arguments, backend=backend)
+            pytest.skip(why)
+        return esp_kernels.tree_attention(*arguments, backend=backend)
 
     def exact(self) -> Pair:
         caches = self.caches_in(torch.float64)

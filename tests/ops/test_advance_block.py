@@ -286,7 +286,7 @@ def test_cuda_says_how_many_rows_it_takes():
     ids, logprobs = guesses(1, 2049, random.Random(0))
     changes = {"ids": ids, "logprobs": logprobs, **block, "probe": torch.zeros(1, 2, WIDTH)}
     with pytest.raises(
-        ValueError, match="backend 'cuda' serves advance_block for at most 2048 rows, got 2049"
+        ValueError, match="backend 'cuda' cannot serve advance_block: it takes at most 2048 rows, got 2049"
     ):
         esp_kernels.advance_block(**arguments(**changes), backend="cuda")
 

@@ -96,7 +96,7 @@ def test_the_cuda_ops_are_built_where_nvcc_is():
     assert _backend.cuda_error is None
     for op in _backend.CUDA_OPS:
         assert _backend.has_cuda_kernel(op, "cuda")
-        assert _backend.served_by(op, "cuda")[0] == "cuda"
+        assert "cuda" in _backend.served_by(op, "cuda")
 
 
 def test_cuda_serves_cuda_only():
@@ -108,6 +108,32 @@ def test_cuda_serves_cuda_only():
 def test_cuda_has_kernels_of_few_ops():
     with pytest.raises(ValueError, match="backend 'cuda' cannot serve swiglu: it has no kernel for it"):
         esp_kernels.swiglu(torch.ones(1, 4), backend="cuda")
+
+
+def test_auto_passes_over_a_kernel_that_refuses(monkeypatch):
+    """As on a GPU, though with tensors on the CPU."""
+    q, cache = torch.zeros(1, 1, 2, 16), torch.zeros(1, 9, 2, 16)
+    prefix_len, depth = torch.zeros(2, 1, dtype=torch.int32)
+    given = (q, cache, cache, prefix_len, torch.ones(1, 1, 1, dtype=torch.int64), depth[None])
+    ran = []
+    monkeypatch.setattr(_backend, "unchecked", lambda op, kind: lambda *args: ran.append(kind))
+    monkeypatch.setattr(_backend, "served_by", lambda op, device: ["cuda", "triton", "ref"])
+    run = _backend.fallback("tree_attention", "cuda")
+    run(*given)
+    run(*(t.half() if t.is_floating_point() else t for t in given))
+    assert ran == ["triton", "cuda"]
+
+    monkeypatch.setattr(_backend, "served_by", lambda op, device: ["cuda", "ref"])
+    why = "backend 'cuda' cannot serve tree_attention: it takes bfloat16 and float16, got float32"
+    with pytest.warns(esp_kernels.BackendWarning, match=f"on the PyTorch reference, since {why}"):
+        run(*given)
+    assert ran == ["triton", "cuda", "ref"]
+
+
+def test_auto_takes_triton_first_where_no_card_has_compared(monkeypatch):
+    monkeypatch.setattr(_backend, "why_not", lambda op, backend, device: None)
+    assert _backend.served_by("tree_attention", "cuda") == ["triton", "cuda", "ref"]
+    assert _backend.served_by("commit_kv", "cuda") == ["cuda", "triton", "ref"]
 
 
 def test_auto_never_interprets_or_emulates():

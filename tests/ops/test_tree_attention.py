@@ -5,13 +5,23 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from esp_kernels.ref.tree_attention import tree_attention as reference
 from esp_kernels.testing import PADDING, assert_as_accurate, paged, random_tree, strided
 
 from . import oracle
-from .blocks import DTYPES, assert_same, block, blocks, chain, check_accuracy
+from .blocks import (
+    DTYPES,
+    KERNELS,
+    assert_same,
+    block,
+    blocks,
+    chain,
+    check_accuracy,
+    dtype_of,
+    gap_of,
+)
 
 
 @pytest.mark.parametrize("backend", ["ref", "cpp"])
@@ -21,10 +31,12 @@ def test_random_trees_match_float64(backend, drawn):
     check_random_tree(backend, drawn)
 
 
+@pytest.mark.parametrize("backend", KERNELS)
 @settings(deadline=None, max_examples=8)
 @given(blocks(small=True))
-def test_small_random_trees_match_float64(drawn):
-    check_random_tree("triton", drawn)
+def test_small_random_trees_match_float64(backend, drawn):
+    assume(backend != "cuda" or drawn[0].q.dtype != torch.float32)
+    check_random_tree(backend, drawn)
 
 
 def check_random_tree(backend, drawn):
@@ -34,14 +46,15 @@ def check_random_tree(backend, drawn):
         pages, table = paged(caches[0], page_size, random.Random(1))
         caches = pages, paged(caches[1], page_size, random.Random(1))[0]
     if gaps:
-        case.q, caches = strided(case.q), (strided(caches[0]), strided(caches[1], 5))
+        gap = gap_of(backend)
+        case.q, caches = strided(case.q, gap), (strided(caches[0], gap), strided(caches[1], 3 * gap))
     check_accuracy(case, case.run(backend, caches, table))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "group"), [(64, 3), (80, 1), (96, 8), (128, 4), (256, 2)])
 def test_as_accurate_as_pytorch(dim, group, dtype, backend, rng):
-    prefix, rows, kv_heads = (600, 7, 1) if backend == "triton" else (1000, 30, 2)
+    prefix, rows, kv_heads = (600, 7, 1) if backend in KERNELS else (1000, 30, 2)
     tree = random_tree(rows, rng)
     case = block([prefix], [tree], kv_heads * group, kv_heads, dim, dtype)
     check_accuracy(case, case.run(backend), factor=2.0)
@@ -52,7 +65,7 @@ def test_as_accurate_as_pytorch(dim, group, dtype, backend, rng):
     "parent", [[-1], chain(9), [-1, *[0] * 8], chain(65)], ids=["root", "chain", "flat", "65"]
 )
 def test_degenerate_trees(parent, prefix, backend, rng):
-    case = block([prefix], [parent], heads=2, kv_heads=1)
+    case = block([prefix], [parent], heads=2, kv_heads=1, dtype=dtype_of(backend))
     check_accuracy(case, case.run(backend))
 
 
@@ -62,7 +75,7 @@ def test_degenerate_trees(parent, prefix, backend, rng):
     ids=["window", "softcap", "sinks", "scale"],
 )
 def test_each_option_matches_float64(options, backend, rng):
-    case = block([600], [random_tree(7, rng)], **options)
+    case = block([600], [random_tree(7, rng)], dtype=dtype_of(backend), **options)
     check_accuracy(case, case.run(backend))
 
 
@@ -82,7 +95,7 @@ def test_float8_caches(dtype, scales, backend, rng):
 
 @pytest.mark.parametrize("dim", range(16, 257, 48))
 def test_every_multiple_of_16(dim, backend, rng):
-    case = block([70], [random_tree(9, rng)], dim=dim)
+    case = block([70], [random_tree(9, rng)], dim=dim, dtype=dtype_of(backend))
     check_accuracy(case, case.run(backend))
 
 
@@ -114,7 +127,7 @@ def test_reference_in_float64_is_exact(rng):
 
 
 def test_window_goes_by_depth_not_by_row(backend, rng):
-    flat = block([80], [[-1, *[0] * 20]], window=2)
+    flat = block([80], [[-1, *[0] * 20]], window=2, dtype=dtype_of(backend))
     k, _ = flat.poisoned_caches()
     assert k[0, :79].isnan().all() and not k[0, 79:].isnan().any()
     check_accuracy(flat, flat.run(backend))
@@ -125,21 +138,22 @@ def test_window_goes_by_depth_not_by_row(backend, rng):
 
 
 def test_rows_of_other_branches_take_no_room_in_a_window(backend, rng):
-    case = block([80], [[-1, *[0] * 9, 9, 10, 11]], window=2)
+    case = block([80], [[-1, *[0] * 9, 9, 10, 11]], window=2, dtype=dtype_of(backend))
     check_accuracy(case, case.run(backend))
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64])
 def test_branches_across_pages(page_size, backend, rng):
-    rows = 9 if backend == "triton" else 30
-    case = block([61, 5], [random_tree(rows, rng, reach=5), random_tree(rows, rng)])
+    rows = 9 if backend in KERNELS else 30
+    parents = [random_tree(rows, rng, reach=5), random_tree(rows, rng)]
+    case = block([61, 5], parents, dtype=dtype_of(backend))
     (k, table), (v, _) = (paged(x, page_size, random.Random(2)) for x in case.poisoned_caches())
     check_accuracy(case, case.run(backend, (k, v), table))
 
 
 def test_padding_gives_zero_even_with_sinks(backend, rng):
     parents = [random_tree(12, rng, padding=5), [PADDING] * 12]
-    case = block([20, 20], parents, sinks=torch.full((4,), 3.0))
+    case = block([20, 20], parents, sinks=torch.full((4,), 3.0), dtype=dtype_of(backend))
     padding = torch.tensor(parents) == PADDING
     case.q[padding] = torch.nan
     out, lse = case.run(backend)
@@ -149,7 +163,7 @@ def test_padding_gives_zero_even_with_sinks(backend, rng):
 
 
 def test_the_tree_is_read_and_not_assumed(backend, rng):
-    case = block([10], [[-1, 0, 0, 1, 2]])
+    case = block([10], [[-1, 0, 0, 1, 2]], dtype=dtype_of(backend))
     other = dataclasses.replace(case, parents=[[-1, 0, 0, 2, 1]])
     first, second = case.run(backend), other.run(backend)
     assert torch.equal(first[0][:, :3], second[0][:, :3])
@@ -157,12 +171,12 @@ def test_the_tree_is_read_and_not_assumed(backend, rng):
     assert_same(case.run(backend), first)
 
 
-@pytest.mark.parametrize("backend", ["cpp", "triton"])
+@pytest.mark.parametrize("backend", ["cpp", *KERNELS])
 def test_a_bad_key_reaches_those_that_see_it_and_no_other(backend, rng):
     parent = [-1, 0, 0, 1, 2]
     for bad, touched in ((3, range(5)), (10 + 1, (1, 3))):
         for cache in ("k", "v"):
-            case = block([10], [parent])
+            case = block([10], [parent], dtype=dtype_of(backend))
             getattr(case, cache)[0, bad] = torch.nan
             out, lse = case.run(backend)
             assert out.isnan().any(-1).all(-1)[0].tolist() == [r in touched for r in range(5)]
@@ -176,20 +190,20 @@ def test_a_window_ends_what_a_bad_key_touches(rng):
     assert out.isnan().any(-1).any(-1)[0].tolist() == [True, True, True, False, False]
 
 
-@pytest.mark.parametrize("window", [None, 4500])
-def test_a_prefix_of_more_chunks_than_splits(window, backend, rng):
-    case = block([4900], [[-1, 0, 1]], heads=2, kv_heads=1, dim=16, window=window)
+@pytest.mark.parametrize(("window", "dim"), [(None, 16), (4500, 16), (None, 256)])
+def test_a_prefix_of_more_chunks_than_splits(window, dim, backend, rng):
+    case = block([4900], [[-1, 0, 1]], heads=2, kv_heads=1, dim=dim, window=window, dtype=dtype_of(backend))
     check_accuracy(case, case.run(backend))
 
 
 def test_large_scores_stay_finite(backend, rng):
-    case = block([300], [random_tree(9, rng)], scale=300.0)
+    case = block([300], [random_tree(9, rng)], scale=300.0, dtype=dtype_of(backend))
     check_accuracy(case, case.run(backend))
 
 
 @pytest.mark.parametrize("prefix", [30, 500])
 def test_parts_merge_by_lse(prefix, backend, rng):
-    whole = block([prefix + 40 - 1], [[-1]])
+    whole = block([prefix + 40 - 1], [[-1]], dtype=dtype_of(backend))
     part = [
         dataclasses.replace(whole, k=whole.k[:, s], v=whole.v[:, s], prefix_len=[n - 1]).run(backend)
         for s, n in ((slice(prefix), prefix), (slice(prefix, None), 40))

@@ -2,18 +2,21 @@ import pytest
 import torch
 
 import esp_kernels
+from esp_kernels import _backend
 from esp_kernels.testing import random_tree
+from tests.emulator import build
 
 from . import oracle
-from .blocks import block
+from .blocks import KERNELS, block, dtype_of
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(0, 3), (2, 0)])
 def test_empty(batch, rows, backend):
+    dtype = dtype_of(backend)
     out, lse = esp_kernels.tree_attention(
-        torch.zeros(batch, rows, 4, 64),
-        torch.zeros(batch, 9, 2, 64),
-        torch.zeros(batch, 9, 2, 64),
+        torch.zeros(batch, rows, 4, 64, dtype=dtype),
+        torch.zeros(batch, 9, 2, 64, dtype=dtype),
+        torch.zeros(batch, 9, 2, 64, dtype=dtype),
         torch.zeros(batch, dtype=torch.int32),
         torch.zeros(batch, rows, (rows + 63) // 64, dtype=torch.int64),
         torch.zeros(batch, rows, dtype=torch.int32),
@@ -144,9 +147,46 @@ def test_cpp_refuses_float8_caches():
     assert str(error.value) == sentence
 
 
+@pytest.mark.skipif(build.load() is None, reason="no C++ compiler to emulate CUDA with")
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({}, "it takes bfloat16 and float16, got float32; backend 'triton' takes it"),
+        (FLOAT8_CACHES, "it takes bfloat16 and float16, got float32; backend 'triton' takes it"),
+        (
+            {"q": torch.zeros(1, 3, 4, 64).half()} | FLOAT8_CACHES,
+            "it reads caches of q's dtype, got float8_e4m3fn; backend 'triton' reads it",
+        ),
+        (
+            {
+                "q": torch.zeros(1, 3, 4, 64).half(),
+                "k_cache": torch.zeros(1, 8, 2, 64).half(),
+                "v_cache": torch.zeros(1, 8, 2, 68).half()[..., :64],
+            },
+            "v_cache must have strides of multiples of 16 bytes, got strides [1088, 136, 68, 1]; "
+            "backend 'triton' takes any",
+        ),
+        (
+            {
+                "q": torch.zeros(1 + 3 * 4 * 64).half()[1:].view(1, 3, 4, 64),
+                "k_cache": torch.zeros(1, 8, 2, 64).half(),
+                "v_cache": torch.zeros(1, 8, 2, 64).half(),
+            },
+            "q must start at a multiple of 16 bytes; backend 'triton' takes any start",
+        ),
+    ],
+)
+def test_cuda_says_what_it_does_not_serve(change, sentence):
+    with pytest.raises(ValueError) as error:
+        esp_kernels.tree_attention(**(arguments() | change), backend="cuda")
+    assert str(error.value) == f"backend 'cuda' cannot serve tree_attention: {sentence}"
+
+
 def test_pages_that_are_not_in_use_may_be_anything(backend):
-    table = ints(3, 1, -7, 99)
-    out, _ = esp_kernels.tree_attention(**(arguments() | PAGES | {"block_table": table}), backend=backend)
+    given = arguments() | PAGES | {"block_table": ints(3, 1, -7, 99)}
+    for name in ("q", "k_cache", "v_cache"):
+        given[name] = given[name].to(dtype_of(backend))
+    out, _ = esp_kernels.tree_attention(**given, backend=backend)
     assert not out.isnan().any()
 
 
@@ -158,24 +198,26 @@ def test_opcheck(optional):
 
 
 def test_outputs_are_fresh_and_inputs_untouched(backend, rng):
-    case = block([9], [random_tree(5, rng)])
+    case = block([9], [random_tree(5, rng)], dtype=dtype_of(backend))
     q, k, v = (x.clone() for x in (case.q, case.k, case.v))
     out, lse = case.run(backend, (case.k, case.v))
     assert out.is_contiguous() and lse.is_contiguous() and lse.dtype == torch.float32
     assert torch.equal(q, case.q) and torch.equal(k, case.k) and torch.equal(v, case.v)
 
 
+@pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("page_size", [None, 4])
-def test_lengths_and_pages_that_no_launch_can_check_do_no_harm(page_size, rng):
+def test_lengths_and_pages_that_no_launch_can_check_do_no_harm(page_size, backend, rng):
     """On a device nobody looks at them: a kernel must not leave the cache, whatever they are."""
-    from esp_kernels.triton.tree_attention import tree_attention
-
+    tree_attention = _backend.unchecked("tree_attention", backend)
+    dtype = dtype_of(backend)
     ancestors, depth = oracle.metadata([[-1, 0, 1]] * 3)
-    q = torch.randn(3, 3, 4, 32)
+    q = torch.randn(3, 3, 4, 32, dtype=dtype)
     prefix_len = torch.tensor([2**30, -(2**30), 15], dtype=torch.int32)
     if page_size is None:
-        cache, table = torch.randn(3, 16, 2, 32), None
+        cache, table = torch.randn(3, 16, 2, 32, dtype=dtype), None
     else:
-        cache, table = torch.randn(9, page_size, 2, 32), torch.full((3, 4), 2**30, dtype=torch.int32)
+        cache = torch.randn(9, page_size, 2, 32, dtype=dtype)
+        table = torch.full((3, 4), 2**30, dtype=torch.int32)
     out, _ = tree_attention(q, cache, cache, prefix_len, ancestors, depth, table)
     assert out.shape == q.shape

@@ -6,13 +6,24 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from esp_kernels.testing import PADDING, paged, random_tree, strided
 
 from . import oracle
-from .blocks import DTYPES, Block, assert_same, block, blocks, chain, check_accuracy
+from .blocks import (
+    DTYPES,
+    KERNELS,
+    Block,
+    assert_same,
+    block,
+    blocks,
+    chain,
+    check_accuracy,
+    dtype_of,
+    gap_of,
+)
 
 
 def rows_alone(case: Block, b: int, row: int) -> Block:
@@ -62,6 +73,7 @@ def check_alone(case: Block, backend: str, rows: Sequence[int]) -> None:
         assert_same(alone, (out[:, row : row + 1], lse[:, row : row + 1]))
 
 
+@pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize(
     ("prefix", "dtype", "options"),
     [
@@ -78,17 +90,20 @@ def check_alone(case: Block, backend: str, rows: Sequence[int]) -> None:
         (4110, torch.bfloat16, {"window": 4096}),
     ],
 )
-def test_a_kernel_verifies_in_a_tree_what_it_decodes_after_its_ancestors(prefix, dtype, options, rng):
+def test_a_kernel_verifies_in_a_tree_what_it_decodes_after_its_ancestors(
+    prefix, dtype, options, backend, rng
+):
     parent = [-1, 0, 1, 0, 3, PADDING, 4, 2, 6, 8]
     case = block([prefix], [parent], heads=3, kv_heads=1, dim=32, dtype=dtype, **options)
-    check_alone(case, "triton", (0, 2, 7, 9))
+    check_alone(case, backend, (0, 2, 7, 9))
 
 
-def test_a_kernel_keeps_the_bits_of_every_row_down_to_its_depth(rng):
+@pytest.mark.parametrize("backend", KERNELS)
+def test_a_kernel_keeps_the_bits_of_every_row_down_to_its_depth(backend, rng):
     from esp_kernels.triton.tree_attention import DEEPEST
 
     case = block([300], [chain(20)], heads=2, kv_heads=1, dim=16, dtype=torch.bfloat16)
-    check_alone(case, "triton", (1, DEEPEST.value - 1, DEEPEST.value))
+    check_alone(case, backend, (1, DEEPEST.value - 1, DEEPEST.value))
 
 
 def test_a_kernel_keeps_the_bits_over_float8_caches(rng):
@@ -105,12 +120,13 @@ def test_the_same_at_all_head_shapes(dim, kv_heads, rng):
     check_alone(case, "cpp", (0, 1, 33, 69))
 
 
+@pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("dim", "heads"), [(16, 4), (80, 8), (128, 20), (256, 8)])
-def test_a_kernel_does_the_same_at_all_head_shapes(dim, heads, dtype, rng):
+def test_a_kernel_does_the_same_at_all_head_shapes(dim, heads, dtype, backend, rng):
     """9 rows of 8 or 20 heads fill other tiles than one row does."""
     case = block([90], [random_tree(9, rng)], heads=heads, kv_heads=1, dim=dim, dtype=dtype)
-    check_alone(case, "triton", (0, 8))
+    check_alone(case, backend, (0, 8))
 
 
 @settings(deadline=None, max_examples=25)
@@ -119,10 +135,12 @@ def test_order_and_number_of_rows(drawn, rng):
     check_order("cpp", drawn[0], rng)
 
 
+@pytest.mark.parametrize("backend", KERNELS)
 @settings(deadline=None, max_examples=6)
 @given(blocks(small=True), st.randoms(use_true_random=False))
-def test_order_and_number_of_rows_of_a_kernel(drawn, rng):
-    check_order("triton", drawn[0], rng)
+def test_order_and_number_of_rows_of_a_kernel(backend, drawn, rng):
+    assume(backend != "cuda" or drawn[0].q.dtype != torch.float32)
+    check_order(backend, drawn[0], rng)
 
 
 def check_order(backend: str, case: Block, rng: random.Random) -> None:
@@ -145,9 +163,11 @@ def test_batch_pages_strides_and_threads(rng):
         assert_same(case.run(), expected)
 
 
-def test_batch_pages_and_strides_of_a_kernel(rng):
+@pytest.mark.parametrize("backend", KERNELS)
+def test_batch_pages_and_strides_of_a_kernel(backend, rng):
     parents = [random_tree(5, rng), [PADDING] * 5, chain(5)]
-    check_layouts("triton", block([530, 64, 3], parents, heads=2, kv_heads=1, dim=32, window=500))
+    options = {"dim": 32, "dtype": dtype_of(backend), "window": 500}
+    check_layouts(backend, block([530, 64, 3], parents, heads=2, kv_heads=1, **options))
 
 
 def check_layouts(backend: str, case: Block) -> None:
@@ -166,7 +186,7 @@ def check_layouts(backend: str, case: Block) -> None:
     for page_size in (1, 7, 64, 500):
         (pages, table), (value_pages, _) = (paged(x, page_size, random.Random(5)) for x in (k, v))
         assert_same(case.run(backend, (pages, value_pages), table), expected)
-    assert_same(case.run(backend, (strided(k), strided(v, 40))), expected)
+    assert_same(case.run(backend, (strided(k, gap_of(backend)), strided(v, 40))), expected)
     head_major = tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
     assert_same(case.run(backend, head_major), expected)
 
@@ -182,8 +202,9 @@ def thread_counts() -> Iterator[int]:
 
 
 def test_a_tree_of_several_tiles(backend, rng):
-    rows = 40 if backend == "triton" else 150
-    case = block([100], [random_tree(rows, rng, padding=9)], heads=8, kv_heads=1, dim=32)
+    rows = 40 if backend in KERNELS else 150
+    parents = [random_tree(rows, rng, padding=9)]
+    case = block([100], parents, heads=8, kv_heads=1, dim=32, dtype=dtype_of(backend))
     result = case.run(backend)
     check_accuracy(case, result)
     if backend == "cpp":

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #ifdef ESP_EMULATED
 #include "emulator/emulator.h"
@@ -24,6 +25,32 @@ ESP_DEVICE int warp_index() { return int(threadIdx.x) / kWarp; }
 
 // The lanes before this one.
 ESP_DEVICE unsigned lanes_below() { return (1u << lane_index()) - 1; }
+
+template <typename Join>
+ESP_DEVICE float over_warp(float x, Join join) {
+  ESP_UNROLL(5)
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x = join(x, __shfl_xor_sync(kAllLanes, x, mask));
+  return x;
+}
+
+// The same bits in every lane.
+ESP_DEVICE float warp_max(float x) {
+  return over_warp(x, [](float a, float b) { return fmaxf(a, b); });
+}
+ESP_DEVICE float warp_sum(float x) {
+  return over_warp(x, [](float a, float b) { return a + b; });
+}
+
+// 2 ** x by the special function unit, to about 2 units in the last place; 0 where that is not normal.
+ESP_DEVICE float fast_exp2(float x) {
+#ifdef ESP_EMULATED
+  return exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
 
 // What the launch asked for, 16-byte aligned.
 ESP_DEVICE unsigned char* dynamic_shared() {
