@@ -45,7 +45,8 @@ MUTANTS = [  # file, old text, new text, the test that must fail
     (ATTENTION, "mask=seen[:, None] & (d < D)[None, :], other=0.0", "mask=seen[:, None] & (d < D)[None, :]",
      OF_ATTENTION + "every_multiple_of_16[triton-112]"),
     # tree_attention: what it adds up, and in which order
-    (ATTENTION, "tl.minimum(position - DEEPEST, prefix), 0)", "prefix, 0)", IN_TREE + "[31-dtype3-options3-triton]"),
+    (ATTENTION, "tl.minimum(position - DEEPEST, prefix), 0)", "prefix, 0)",
+     IN_TREE + "[31-dtype3-options3-triton]"),
     (ATTENTION, "at = chunk * CHUNK\n", "at = tl.maximum(chunk * CHUNK, start)\n",
      IN_TREE + "[700-dtype9-options9-triton]"),
     (ATTENTION, "(64, 64, 4) if packed_rows", "(64, 32, 4) if packed_rows",
