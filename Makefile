@@ -33,9 +33,10 @@ test: $(VENV)/.installed
 golden: $(VENV)/.installed
 	ESP_GOLDEN=all $(PYTEST) tests/decode/test_golden.py tests/decode/test_lossless.py
 
-# Kernels and Python made wrong, which the tests must notice (`make test` takes four of them).
+# Kernels and Python made wrong, which the tests must notice: all of them, or each n-th by EVERY=n.
+EVERY ?= 1
 mutants: $(VENV)/.installed
-	ESP_MUTANTS=all $(PYTEST) tests/emulator/test_mutants.py tests/mutants
+	ESP_MUTANTS=$(EVERY) $(PYTEST) tests/emulator/test_mutants.py tests/mutants
 
 SANITIZED := build/sanitized
 SANITIZER_LIBRARIES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
@@ -45,7 +46,7 @@ SANITIZER_LIBRARIES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX)
 sanitize: $(VENV)/.installed
 	ESP_BUILD_CPU=1 ESP_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	LD_PRELOAD="$(SANITIZER_LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 PYTHONPATH=$(SANITIZED)/lib \
-		ESP_SANITIZE=1 OMP_NUM_THREADS=2 $(BIN)/pytest tests/ops -k "not ref and not triton"
+		ESP_SANITIZE=1 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal tests/ops -k "not ref and not triton"
 
 # What the Triton kernels (by the Triton installed, and 3.6) and, where nvcc is, the CUDA kernels take on each
 # architecture, against profiling/resources.
