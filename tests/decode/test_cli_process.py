@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-PROMPTS = 500  # more than a pipe holds of their results: on a busy machine, too, decoding cannot end unread
+PROMPTS = 200  # more than a pipe holds of their results: on a busy machine, too, decoding cannot end unread
 
 
 def process(model: str, *arguments: str, **pipes: object) -> subprocess.Popen:
