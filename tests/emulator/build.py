@@ -19,7 +19,7 @@ from tests.device import DEVICE
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
 FOLDER = ROOT / "build" / "emulated"
-LIBRARY = "ESP_EMULATED_LIBRARY"  # an environment variable: a library to load in the place of the usual one
+LIBRARY = "ESP_EMULATED_LIBRARY"  # an environment variable: a library in the place of the usual one; empty: none
 SANITIZE = os.environ.get("ESP_SANITIZE", "0") == "1"
 
 CXX = os.environ.get("CXX", "g++")
@@ -104,6 +104,8 @@ class Emulator:
 def load() -> Emulator | None:
     """None, with a line on why, where there is no compiler."""
     given = os.environ.get(LIBRARY)
+    if given == "":
+        return None
     if given is None and shutil.which(CXX) is None:
         print(f"the CUDA kernels are not emulated: no {CXX}")
         return None
