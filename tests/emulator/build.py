@@ -19,7 +19,8 @@ from tests.device import DEVICE
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
 FOLDER = ROOT / "build" / "emulated"
-LIBRARY = "ESP_EMULATED_LIBRARY"  # an environment variable: a library in the place of the usual one; empty: none
+# An environment variable: a library to load in the place of the usual one; empty: none.
+LIBRARY = "ESP_EMULATED_LIBRARY"
 SANITIZE = os.environ.get("ESP_SANITIZE", "0") == "1"
 
 CXX = os.environ.get("CXX", "g++")
