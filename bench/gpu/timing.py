@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from esp_decode.graph import capture
+
 REPEATS = 10  # runs in a graph
 SPENT = 0.1  # seconds of replays a measurement
 
@@ -28,18 +30,13 @@ def _event_seconds(replay: Callable[[], None]) -> float:
 
 
 def captured(run: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
-    """`run` in a graph, as often as told; it is warmed up first, so that nothing compiles in the capture."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    """`run` in a graph, as often as told."""
+
+    def repeatedly() -> None:
         for _ in range(repeats):
             run()
-    return graph
+
+    return capture(repeatedly)[0]
 
 
 class ColdTimer:

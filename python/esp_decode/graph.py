@@ -2,8 +2,23 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from typing import Any
 
 import torch
+
+
+def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """`run`, which must not sync, as a graph, and what it returned: at every replay the same tensors."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):  # kernels are compiled and workspaces allocated outside of the capture
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    return graph, result
 
 
 class StepGraph:
@@ -15,15 +30,7 @@ class StepGraph:
 
     def __init__(self, run: Callable[[], torch.Tensor], state: Sequence[torch.Tensor]):
         before = [t.clone() for t in state]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):  # kernels are compiled and workspaces allocated outside of the capture
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._committed = run()
+        self._graph, self._committed = capture(run)
         for t, value in zip(state, before, strict=True):
             t.copy_(value)
         self._read = [torch.cuda.Event() for _ in range(2)]
