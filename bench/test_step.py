@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esp_decode import Decoder
-from esp_decode.decoder import DraftOptions
+from esp_decode.drafters import DraftOptions
 from esp_decode.loop import new_state, prefill, step
 
 PREFIX = 256

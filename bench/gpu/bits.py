@@ -16,9 +16,9 @@ import torch
 
 import esp_kernels
 from bench.gpu.random_model import random_model
-from esp_decode.decoder import GPU_ROWS
 from esp_decode.drafters import EspDrafter
-from esp_decode.loop import decode, new_state, prefill
+from esp_decode.drafters.options import GPU_ROWS
+from esp_decode.loop import decode, new_state, prefill, step
 from esp_decode.model import Model
 from esp_decode.roofline import MODELS
 from esp_decode.tree import PLAIN, Block, TreeShape, with_metadata
@@ -39,10 +39,9 @@ def plain_logits(model: Model, prompt: torch.Tensor, count: int, rows: int) -> t
     prefill(model, plain, prompt, state)
     kept = []
     for _ in range(count):
-        logits = model.lm_head(model.forward(state.block, state.probe, state.cache))
-        kept.append(logits[0, 0].clone())
-        verdict = plain.advance(logits, state.block, state.probe)
-        state.cache.commit(verdict.path, verdict.accepted)
+        hidden = model.forward(state.draft.block, state.draft.probe, state.cache)
+        kept.append(model.lm_head(hidden)[0, 0].clone())
+        step(model, plain, state)
     return torch.stack(kept)
 
 
@@ -91,8 +90,8 @@ def replay(model: Model, prompt: torch.Tensor, logits: torch.Tensor, answer: lis
     while at < len(answer):
         right = answer[at : at + rng.randrange(min(DEEPEST, len(answer) - at - 1, rows - 1) + 1)]
         block, path = tree_of(right, root, rng, model.vocab_size, rows)
-        block = Block(*(x.to(model.device) for x in vars(block).values()))
-        mine = model.lm_head(model.forward(block, state.probe[:, :0], state.cache))
+        block = Block(*(x.to(model.device) for x in block.tensors))
+        mine = model.lm_head(model.forward(block, state.draft.probe[:, :0], state.cache))
         same = torch.equal(mine[0, path], logits[at : at + len(path)])
         assert same, f"the logits of a row of the tree behind token {at} are not plain decoding's"
         choice = esp_kernels.topk_logprobs(mine, 1)[1][..., 0].contiguous()

@@ -14,7 +14,7 @@ import torch
 from bench.gpu.bits import drafter
 from bench.gpu.random_model import random_model
 from bench.gpu.timing import captured, median_seconds
-from esp_decode.decoder import GPU_ROWS
+from esp_decode.drafters.options import GPU_ROWS
 from esp_decode.graph import StepGraph
 from esp_decode.loop import new_state, prefill, step, tensors_of
 from esp_decode.model import Model

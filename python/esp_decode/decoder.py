@@ -2,24 +2,18 @@
 
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from esp_decode.drafters import DRAFTERS, Drafter, EspDrafter
+from esp_decode.drafters import DraftOptions
+from esp_decode.drafters.options import DEFAULT_BUDGET
 from esp_decode.loop import State, decode, new_state
 from esp_decode.model import Model
-from esp_decode.probe import DEFAULT_LAM, PROBES
-from esp_decode.tree import PLAIN, TreeShape
 from esp_decode.weights import checkpoint_folder, load_model, load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-# Rows that ride along for (nearly) nothing while a step is bound by reading the weights.
-DEFAULT_BUDGET = {"cpu": 10, "cuda": 60}
-
-GPU_ROWS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -48,51 +42,6 @@ class Generation:
     @property
     def tokens_per_second(self) -> float:
         return (self.new_tokens - 1) / self.decode_seconds if self.decode_calls else 0.0
-
-
-@dataclass(frozen=True)
-class DraftOptions:
-    """How drafts are made; `shape` is None for plain decoding.
-
-    rows  of every block: on a GPU those of the budget, padded, for plain decoding too. Equal products then
-          give equal bits, and as long as a step is bound by reading the weights they cost the same.
-    """
-
-    drafter: str
-    shape: TreeShape | None
-    rows: int
-    probe: str
-    lam: float
-    prune: bool
-
-    @classmethod
-    def check(
-        cls,
-        device: str,
-        drafter: str = "esp",
-        budget: int | None = None,
-        masks: int = 1,
-        tree: str = "dynamic",
-        prune: bool = True,
-        probe: str = "vocab-mean",
-        lam: float | None = None,
-    ) -> "DraftOptions":
-        """Raises ValueError with one sentence when an option is off or does not fit another."""
-        if drafter not in DRAFTERS:
-            raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
-        if probe not in PROBES:
-            raise ValueError(f"probe must be one of {', '.join(PROBES)}, got {probe!r}")
-        if lam is None:
-            lam = 0.0 if probe == "vocab-mean" else DEFAULT_LAM
-        if not 0 <= lam <= 1:
-            raise ValueError(f"lam must be 0 to 1, got {lam}")
-        shape = TreeShape.parse(tree, budget, masks, DEFAULT_BUDGET.get(device, DEFAULT_BUDGET["cuda"]))
-        mine = PLAIN if drafter == "ar" else shape
-        rows = mine.rows if device == "cpu" else next(size for size in GPU_ROWS if size >= shape.rows)
-        return cls(drafter, None if drafter == "ar" else shape, rows, probe, lam, prune)
-
-    def drafter_for(self, model: Model) -> Drafter:
-        return EspDrafter(model, self.shape or PLAIN, self.rows, self.probe, self.lam, self.prune)
 
 
 class Decoder:
@@ -126,7 +75,7 @@ class Decoder:
                        natively, else float32
         device         "cpu" or "cuda"; by default cuda if there is a card
         threads        CPU threads of the whole process
-        draft_options  drafter ("esp", "ar"), budget (rows of a block), masks, tree ("dynamic",
+        draft_options  drafter ("esp", "ar", "pld"), budget (rows of a block), masks, tree ("dynamic",
                        "static:15,4"), prune, probe, lam: see DraftOptions.check
         """
         if device is None:
@@ -150,11 +99,9 @@ class Decoder:
 
     def with_drafter(self, drafter: str, **draft_options: Any) -> "Decoder":
         """The same model behind other drafts; plain decoding in blocks of the same rows on a GPU."""
-        shape = self.options.shape
-        if drafter == "ar" and shape is not None:
-            same = {"budget": shape.budget, "masks": shape.masks, "tree": str(shape)}
-            draft_options = same | draft_options
         options = DraftOptions.check(self.device, drafter=drafter, **draft_options)
+        if drafter == "ar" and self.device != "cpu":
+            options = replace(options, rows=self.options.rows)
         return Decoder(self.model, self.tokenizer, options, self.model_name)
 
     @property

@@ -29,7 +29,7 @@ def record(decoder: "Decoder", generation: "Generation", plain: "Generation | No
         "decode_seconds": generation.decode_seconds,
         "tokens_per_second": generation.tokens_per_second,
         "drafter": options.drafter,
-        "budget": shape.budget if shape else 1,
+        "budget": options.budget,
         "masks": shape.masks if shape else 0,
         "probe": options.probe if shape else None,
         "tree": str(shape) if shape else None,
@@ -86,9 +86,11 @@ def print_comparison(decoder: "Decoder", pairs: "Sequence[Pair]", out: TextIO) -
     from rich.markup import escape
     from rich.table import Table
 
-    shape = decoder.options.shape
-    draft = "" if shape is None else f", tree {shape}, budget {shape.budget}, masks {shape.masks}"
-    setting = f"{decoder.model_name}, {decoder.dtype} on {decoder.device}, {decoder.options.drafter}{draft}"
+    options, shape = decoder.options, decoder.options.shape
+    draft = "" if options.drafter == "ar" else f", budget {options.budget}"
+    if shape is not None:
+        draft = f", tree {shape}{draft}, masks {shape.masks}"
+    setting = f"{decoder.model_name}, {decoder.dtype} on {decoder.device}, {options.drafter}{draft}"
     table = Table(title=escape(setting))
     for column in ("prompt", "tokens", "tau", "tokens/s", "plain tokens/s", "S/R", "exact"):
         table.add_column(column, justify="right")

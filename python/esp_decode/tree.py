@@ -24,6 +24,22 @@ class Block:
     depth: torch.Tensor
     ancestors: torch.Tensor
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return list(vars(self).values())
+
+    def copy_(self, other: "Block") -> None:
+        for mine, new in zip(self.tensors, other.tensors, strict=True):
+            mine.copy_(new)
+
+
+def empty_block(batch: int, rows: int, device: torch.device) -> Block:
+    """Of padding alone."""
+    nothing = torch.full((batch, rows), -1, dtype=torch.int32, device=device)
+    padding = torch.full_like(nothing, esp_kernels.PADDING)
+    depth, ancestors = esp_kernels.tree_metadata(padding)
+    return Block(nothing, padding, nothing.clone(), depth, ancestors)
+
 
 def with_metadata(tokens: torch.Tensor, parent: torch.Tensor, mask_ordinal: torch.Tensor, rows: int) -> Block:
     """The block of these rows and padding up to `rows`."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from esp_decode import Decoder
-from esp_decode.decoder import DraftOptions
+from esp_decode.drafters import DraftOptions
 from esp_decode.weights import locate_demo
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden_smollm2.jsonl"

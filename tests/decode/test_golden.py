@@ -53,6 +53,7 @@ def test_the_masks_behind_the_prompt_guess_the_same_tokens(smollm2):
         prompt = torch.tensor([case["prompt_ids"]], dtype=torch.int32)
         state = new_state(model, drafter, 1, prompt.shape[1] + drafter.rows)
         prefill(model, drafter, prompt, state)
-        logits = model.lm_head(model.forward(state.block, state.probe, state.cache))
-        masks = logits[0, state.block.mask_ordinal[0] > 0]
+        block = state.draft.block
+        logits = model.lm_head(model.forward(block, state.draft.probe, state.cache))
+        masks = logits[0, block.mask_ordinal[0] > 0]
         assert masks.topk(5).indices.tolist() == case["first_mask_top5"]

@@ -5,9 +5,10 @@ import itertools
 import pytest
 import torch
 
+import esp_kernels
 from esp_decode import loop
 from esp_decode.cache import Cache
-from esp_decode.drafters import EspDrafter
+from esp_decode.drafters import Draft, EspDrafter, Outcome
 from esp_decode.loop import State, decode, new_state, prefill, step
 from esp_decode.tree import PLAIN, Block, TreeShape
 from esp_decode.weights import load_model
@@ -30,6 +31,17 @@ def esp(model, tree: str = "dynamic", masks: int = 1, rows: int | None = None) -
 
 def plain(model, rows: int = 1) -> EspDrafter:
     return EspDrafter(model, PLAIN, rows, "vocab-mean", 0.0, True)
+
+
+def started(drafter: EspDrafter, tokens: torch.Tensor) -> Draft:
+    draft = drafter.new_draft(1, 64)
+    drafter.start(tokens, draft)
+    return draft
+
+
+def outcome_of(logits: torch.Tensor, drafter: EspDrafter) -> Outcome:
+    logprobs, ids = esp_kernels.topk_logprobs(logits, drafter.candidates)
+    return Outcome(ids[..., 0], ids, logprobs, hidden=logits[..., :0])
 
 
 def tokens_of(model, drafter, tokens: torch.Tensor, count: int) -> list[int]:
@@ -55,22 +67,23 @@ def test_chunked_prefill_changes_nothing(rows, model, monkeypatch):
 
 
 def test_the_first_block_is_the_last_token_and_its_masks(model):
-    block, probe = esp(model, "static:2,1", masks=2, rows=16).start(prompt(9))
+    draft = started(esp(model, "static:2,1", masks=2, rows=16), prompt(9))
+    block = draft.block
     root = prompt(9)[0, -1].item()
     assert block.tokens.tolist() == [[root] + [-1] * 15]
     assert block.mask_ordinal.tolist() == [[0, -1, -1, -1, 1, 2] + [-1] * 10]
     assert block.depth.tolist() == [[0, -1, -1, -1, 1, 2] + [-1] * 10]
-    assert probe.shape == (1, 2, 64)
+    assert draft.probe.shape == (1, 2, 64)
 
 
 @pytest.mark.parametrize("tree", ["dynamic", "static:4"])
 def test_a_pruned_tree_is_full(tree, model):
     """The candidate that repeats its node makes room for the next best, not for padding."""
     drafter = esp(model, tree)
-    block, probe = drafter.start(prompt(9))
+    draft = started(drafter, prompt(9))
     logits = -torch.arange(128.0).repeat(1, drafter.rows, 1)
-    drafter.advance(logits, block, probe)
-    assert block.tokens[0, : drafter.shape.nodes].tolist() == list(range(drafter.shape.nodes))
+    drafter.advance(outcome_of(logits, drafter), draft)
+    assert draft.block.tokens[0, : drafter.shape.nodes].tolist() == list(range(drafter.shape.nodes))
 
 
 def test_the_cache_holds_what_plain_decoding_would(model):
@@ -111,12 +124,12 @@ def test_a_state_serves_prompt_after_prompt(model):
         assert again == [
             c[0].tolist() for c in itertools.islice(decode(model, drafter, prompt(length), fresh), 12)
         ]
-        assert torch.equal(state.probe, fresh.probe)
+        assert torch.equal(state.draft.probe, fresh.draft.probe)
 
 
 def stack(states: list[State]) -> State:
     caches = [s.cache for s in states]
-    blocks = [vars(s.block).values() for s in states]
+    blocks = [s.draft.block.tensors for s in states]
     return State(
         Cache(
             k=torch.cat([c.k for c in caches], dim=1),
@@ -125,8 +138,10 @@ def stack(states: list[State]) -> State:
             sin=caches[0].sin,
             prefix_len=torch.cat([c.prefix_len for c in caches]),
         ),
-        Block(*(torch.cat(parts) for parts in zip(*blocks, strict=True))),
-        torch.cat([s.probe for s in states]),
+        Draft(
+            Block(*(torch.cat(parts) for parts in zip(*blocks, strict=True))),
+            torch.cat([s.draft.probe for s in states]),
+        ),
     )
 
 
@@ -153,7 +168,7 @@ def test_a_padded_sequence_stays_one_and_harms_nobody(model):
         prefill(model, drafter, prompt(33), state)
     expected = tokens_of(model, drafter, prompt(33), 30)
     batch = stack(states)
-    for rows, nothing in zip(vars(batch.block).values(), (-1, -2, -1, -1, 0), strict=True):
+    for rows, nothing in zip(batch.draft.block.tensors, (-1, -2, -1, -1, 0), strict=True):
         rows[0] = nothing
     committed: list[int] = []
     while len(committed) < 30:

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from esp_decode.decoder import DraftOptions, Generation
+from esp_decode.decoder import Generation
+from esp_decode.drafters import DraftOptions
 from esp_decode.report import print_comparison, record, speedup
 
 

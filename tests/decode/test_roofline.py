@@ -7,7 +7,7 @@ import torch
 
 import esp_kernels
 from esp_decode import cli, roofline
-from esp_decode.decoder import DraftOptions
+from esp_decode.drafters import DraftOptions
 from esp_decode.loop import new_state, prefill, step
 from esp_decode.roofline import CARDS, MODELS, Shape, predict, shape_of, step_costs
 from esp_decode.weights import load_model

@@ -188,15 +188,17 @@ def test_renormalisation_slower_than_the_model_sglang_9345():
     """From logits to the next block one op reads the vocabulary, and none sorts it."""
     from bench.gpu.bits import drafter
     from bench.gpu.random_model import random_model
+    from esp_decode.loop import new_state, step
     from esp_decode.roofline import Shape
 
     vocabulary = 5000
     model = random_model(Shape(1, 16, 16, 1, 1, 16, vocabulary), torch.float32, "cpu", context=64)
     one = drafter(model, budget=30, rows=30)
-    block, probe = one.start(index(7))
-    logits = torch.randn(1, 30, vocabulary)
-    with OpsOfSize(logits.numel()) as found:
-        one.advance(logits, block, probe)
+    state = new_state(model, one, 1, 64)
+    one.start(index(7), state.draft)
+    with OpsOfSize(30 * vocabulary) as found:
+        step(model, one, state)
+    found.writing.remove("esp_kernels::linear_rows")
     assert found.reading == ["esp_kernels::topk_logprobs"] and found.writing == []
 
 

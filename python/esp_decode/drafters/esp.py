@@ -5,19 +5,10 @@ from dataclasses import dataclass
 import torch
 
 import esp_kernels
+from esp_decode.drafters.base import Draft, Outcome, Verdict
 from esp_decode.model import Model
 from esp_decode.probe import initial_probe
-from esp_decode.tree import Block, TreeShape, with_metadata
-
-
-@dataclass
-class Verdict:
-    """path [B, T] the accepted rows in order, root first, -1 behind them; accepted [B] how many drafts, -1
-    for a padded sequence; committed [B, T] the tokens decided in this step, the next root last, then -1."""
-
-    path: torch.Tensor
-    accepted: torch.Tensor
-    committed: torch.Tensor
+from esp_decode.tree import TreeShape, empty_block, with_metadata
 
 
 @dataclass(frozen=True)
@@ -30,8 +21,18 @@ class EspDrafter:
     probe: str
     lam: float
     prune: bool
+    on_device: bool = True
 
-    def start(self, prompt: torch.Tensor) -> tuple[Block, torch.Tensor]:
+    @property
+    def candidates(self) -> int:
+        return min(self.shape.widest + self.prune, self.model.vocab_size)
+
+    def new_draft(self, batch: int, capacity: int) -> Draft:
+        width, device = self.model.embedding.shape[1], self.model.device
+        probe = torch.empty((batch, self.shape.masks, width), dtype=torch.float32, device=device)
+        return Draft(empty_block(batch, self.rows, device), probe)
+
+    def start(self, prompt: torch.Tensor, draft: Draft) -> None:
         shape = self.shape
         nothing = prompt.new_empty((prompt.shape[0], shape.masks, 0))
         rows = esp_kernels.expand_tree(
@@ -43,21 +44,24 @@ class EspDrafter:
             shape.widths,
             self.prune,
         )
-        return with_metadata(*rows, self.rows), initial_probe(self.probe, self.model, prompt, shape.masks)
+        draft.block.copy_(with_metadata(*rows, self.rows))
+        draft.probe.copy_(initial_probe(self.probe, self.model, prompt, shape.masks))
 
-    def advance(self, logits: torch.Tensor, block: Block, probe: torch.Tensor) -> Verdict:
-        shape = self.shape
-        logprobs, ids = esp_kernels.topk_logprobs(logits, min(shape.widest + self.prune, logits.shape[-1]))
+    def read(self, tokens: torch.Tensor, hidden: torch.Tensor, draft: Draft) -> None:
+        """Nothing: the probe knows the prompt from `start`."""
+
+    def advance(self, outcome: Outcome, draft: Draft) -> Verdict:
+        block, shape = draft.block, self.shape
         return Verdict(
             *esp_kernels.advance_block(
-                ids,
-                logprobs,
+                outcome.ids,
+                outcome.logprobs,
                 block.tokens,
                 block.parent,
                 block.mask_ordinal,
                 block.depth,
                 block.ancestors,
-                probe,
+                draft.probe,
                 self.model.embedding,
                 self.lam,
                 shape.rows,

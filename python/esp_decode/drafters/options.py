@@ -1,0 +1,88 @@
+"""Which drafter, and how it drafts."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from esp_decode.drafters.base import Drafter
+from esp_decode.drafters.esp import EspDrafter
+from esp_decode.drafters.host import HostDrafter
+from esp_decode.drafters.pld import PldProposer
+from esp_decode.probe import DEFAULT_LAM, PROBES
+from esp_decode.tree import MAX_BUDGET, PLAIN, TreeShape
+
+if TYPE_CHECKING:
+    from esp_decode.model import Model
+
+# Drafters that think on the host: their proposer, and how many of a row's best tokens it reads.
+PROPOSERS = {"pld": (PldProposer, 1)}
+
+DRAFTERS = ("ar", "esp", *PROPOSERS)
+
+# Rows that ride along for (nearly) nothing while a step is bound by reading the weights.
+DEFAULT_BUDGET = {"cpu": 10, "cuda": 60}
+
+GPU_ROWS = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """How drafts are made.
+
+    budget  the most rows of a block that are no padding
+    shape   of the trees of drafter `esp`, else None
+    rows    of every block: on a GPU those of the budget, padded, for plain decoding too. Equal products then
+            give equal bits, and as long as a step is bound by reading the weights they cost the same.
+    """
+
+    drafter: str
+    budget: int
+    shape: TreeShape | None
+    rows: int
+    probe: str
+    lam: float
+    prune: bool
+
+    @classmethod
+    def check(
+        cls,
+        device: str,
+        drafter: str = "esp",
+        budget: int | None = None,
+        masks: int = 1,
+        tree: str = "dynamic",
+        prune: bool = True,
+        probe: str = "vocab-mean",
+        lam: float | None = None,
+    ) -> "DraftOptions":
+        """Raises ValueError with one sentence when an option is off or does not fit another."""
+        if drafter not in DRAFTERS:
+            raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
+        if probe not in PROBES:
+            raise ValueError(f"probe must be one of {', '.join(PROBES)}, got {probe!r}")
+        if lam is None:
+            lam = 0.0 if probe == "vocab-mean" else DEFAULT_LAM
+        if not 0 <= lam <= 1:
+            raise ValueError(f"lam must be 0 to 1, got {lam}")
+        default = DEFAULT_BUDGET.get(device, DEFAULT_BUDGET["cuda"])
+        shape = None
+        if drafter in PROPOSERS:
+            wanted = budget = _check_budget(default if budget is None else budget)
+        else:
+            shape = TreeShape.parse(tree, budget, masks, default)
+            wanted, budget = shape.rows, shape.budget
+        if drafter == "ar":
+            shape, budget = None, 1
+        rows = min(wanted, budget) if device == "cpu" else next(size for size in GPU_ROWS if size >= wanted)
+        return cls(drafter, budget, shape, rows, probe, lam, prune)
+
+    def drafter_for(self, model: "Model") -> Drafter:
+        if self.drafter in PROPOSERS:
+            proposer, candidates = PROPOSERS[self.drafter]
+            return HostDrafter(lambda: proposer(self.budget), self.rows, candidates, model.device)
+        return EspDrafter(model, self.shape or PLAIN, self.rows, self.probe, self.lam, self.prune)
+
+
+def _check_budget(budget: int) -> int:
+    if not 2 <= budget <= MAX_BUDGET:
+        raise ValueError(f"budget must be 2 to {MAX_BUDGET} rows (a root and a draft at least), got {budget}")
+    return budget
