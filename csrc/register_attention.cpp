@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "check.h"
-#include "esp/tree_attention.h"
+#include "tree_attention_args.h"
 
 namespace esp {
 namespace {
@@ -87,7 +87,7 @@ std::tuple<at::Tensor, at::Tensor> tree_attention(
     std::optional<double> scale, std::optional<int64_t> window, std::optional<double> softcap,
     const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& k_scale,
     const std::optional<at::Tensor>& v_scale) {
-  const DType dtype = check_float(q, "q");
+  check_float(q, "q");
   check_shape(q, "q", {kAny, kAny, kAny, kAny});
   check_rows(q, "q");
   const int64_t batch = q.size(0), rows = q.size(1), q_heads = q.size(2), dim = q.size(3);
@@ -119,35 +119,8 @@ std::tuple<at::Tensor, at::Tensor> tree_attention(
   at::Tensor out = at::empty(q.sizes(), q.options());
   at::Tensor lse = at::empty({batch, rows, q_heads}, q.options().dtype(at::kFloat));
   if (out.numel() == 0) return {out, lse};
-  TreeAttentionArgs args{};
-  args.dtype = dtype;
-  args.q = q.const_data_ptr();
-  args.keys = k_cache.const_data_ptr();
-  args.values = v_cache.const_data_ptr();
-  args.pages = block_table ? block_table->const_data_ptr<int32_t>() : nullptr;
-  args.prefix_len = prefix_len.const_data_ptr<int32_t>();
-  args.ancestors = ancestors.const_data_ptr<int64_t>();
-  args.depth = depth.const_data_ptr<int32_t>();
-  args.sinks = sinks ? sinks->const_data_ptr<float>() : nullptr;
-  args.out = out.mutable_data_ptr();
-  args.lse = lse.mutable_data_ptr<float>();
-  args.batch = batch;
-  args.rows = rows;
-  args.q_heads = q_heads;
-  args.kv_heads = k_cache.size(2);
-  args.dim = dim;
-  args.words = ancestors.size(2);
-  args.page_size = cache.page_size;
-  args.max_pages = cache.max_pages;
-  for (int i = 0; i < 3; ++i) {
-    args.q_strides[i] = q.stride(i);
-    args.key_strides[i] = k_cache.stride(i);
-    args.value_strides[i] = v_cache.stride(i);
-  }
-  args.scale = float(scale.value_or(1.0 / std::sqrt(double(dim))));
-  args.softcap = float(softcap.value_or(0.0));
-  args.window = window.value_or(0);
-  tree_attention_cpu(args);
+  tree_attention_cpu(tree_attention_args(out, lse, q, k_cache, v_cache, prefix_len, ancestors, depth,
+                                         block_table, scale, window, softcap, sinks));
   return {out, lse};
 }
 

@@ -168,8 +168,12 @@ def why_not(op: str, backend: str, device_type: str) -> str | None:
 
 def served_by(op: str, device_type: str) -> list[str]:
     """The backends that can run `op` on a device, best first; interpreted ones are not among them."""
-    kernels = ["triton", "cuda"] if op in TRITON_FIRST else ["cuda", "triton"]
-    fast = ["cpp"] if device_type == "cpu" else kernels
+    if device_type == "cpu":
+        fast = ["cpp"]
+    elif op in TRITON_FIRST:
+        fast = ["triton", "cuda"]
+    else:
+        fast = ["cuda", "triton"]
     return [*(one for one in fast if why_not(op, one, device_type) is None), "ref"]
 
 

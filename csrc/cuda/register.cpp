@@ -7,12 +7,12 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
-#include <cmath>
 #include <tuple>
 #include <vector>
 
 #include "check.h"
 #include "esp/cuda_ops.h"
+#include "tree_attention_args.h"
 
 #ifdef ESP_EMULATED
 #define ESP_KEY CPU
@@ -120,34 +120,9 @@ std::tuple<at::Tensor, at::Tensor> tree_attention(
   at::Tensor tops = at::empty({kTreeAttentionSplits, batch, rows, q_heads}, floats);
   at::Tensor totals = at::empty_like(tops);
   at::Tensor sums = at::empty({kTreeAttentionSplits, batch, rows, q_heads, dim}, floats);
-  TreeAttentionArgs args{};
-  args.dtype = check_float(q, "q");
-  args.q = q.const_data_ptr();
-  args.keys = k_cache.const_data_ptr();
-  args.values = v_cache.const_data_ptr();
-  args.pages = block_table ? block_table->const_data_ptr<int32_t>() : nullptr;
-  args.prefix_len = prefix_len.const_data_ptr<int32_t>();
-  args.ancestors = ancestors.const_data_ptr<int64_t>();
-  args.depth = depth.const_data_ptr<int32_t>();
-  args.sinks = sinks ? sinks->const_data_ptr<float>() : nullptr;
-  args.out = out.mutable_data_ptr();
-  args.lse = lse.mutable_data_ptr<float>();
-  args.batch = batch;
-  args.rows = rows;
-  args.q_heads = q_heads;
-  args.kv_heads = k_cache.size(2);
-  args.dim = dim;
-  args.words = ancestors.size(2);
-  args.page_size = k_cache.size(1);
-  args.max_pages = block_table ? block_table->size(1) : 1;
-  for (int i = 0; i < 3; ++i) {
-    args.q_strides[i] = q.stride(i);
-    args.key_strides[i] = k_cache.stride(i);
-    args.value_strides[i] = v_cache.stride(i);
-  }
-  args.scale = float(scale.value_or(1.0 / std::sqrt(double(dim))));
-  args.softcap = float(softcap.value_or(0.0));
-  args.window = window.value_or(0);
+  const TreeAttentionArgs args =
+      tree_attention_args(out, lse, q, k_cache, v_cache, prefix_len, ancestors, depth, block_table, scale,
+                          window, softcap, sinks);
   const TreeAttentionParts parts{tops.mutable_data_ptr<float>(), totals.mutable_data_ptr<float>(),
                                  sums.mutable_data_ptr<float>()};
   tree_attention_cuda(args, k_cache.size(0), parts, current_stream(q));

@@ -66,7 +66,7 @@ def _object(source: Path, csrc: Path, headers: str, sanitize: bool) -> Path:
 
 def build(csrc: Path = CSRC, sanitize: bool = SANITIZE) -> Path:
     """The library of the sources under `csrc`."""
-    header_files = sorted([*csrc.glob("include/esp/*.*h"), *csrc.glob("emulator/*.h"), csrc / "check.h"])
+    header_files = sorted([*csrc.glob("include/esp/*.*h"), *csrc.glob("emulator/*.h"), *csrc.glob("*.h")])
     device = _hash(*(path.read_text() for path in header_files))
     # The binding sees neither device code nor the emulator, and takes longest to compile.
     own = [path for path in header_files if path.suffix != ".cuh" and path.parent.name != "emulator"]

@@ -106,6 +106,14 @@ def test_a_kernel_keeps_the_bits_of_every_row_down_to_its_depth(backend, rng):
     check_alone(case, backend, (1, DEEPEST.value - 1, DEEPEST.value))
 
 
+@pytest.mark.parametrize("backend", KERNELS)
+def test_a_kernel_reads_a_tree_deeper_than_the_bits_hold(backend, rng):
+    """Rows of other branches lie among the deep row's ancestors, so no slot is at its position."""
+    parent = [-1, 0, *(row - 1 if row % 2 else row - 2 for row in range(2, 48))]
+    case = block([40], [parent], heads=2, kv_heads=1, dim=16, dtype=torch.bfloat16)
+    check_accuracy(case, case.run(backend), factor=2.0)
+
+
 def test_a_kernel_keeps_the_bits_over_float8_caches(rng):
     case = block([290], [random_tree(6, rng)], heads=2, kv_heads=1, dim=16, dtype=torch.bfloat16)
     case.k, case.v = case.k.to(torch.float8_e4m3fn), case.v.to(torch.float8_e4m3fn)
