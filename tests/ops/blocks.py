@@ -80,23 +80,14 @@ class Block:
         caches = self.caches_in(torch.float64)
         return oracle.attention(self.q, *caches, self.seen(), self.scale, self.softcap, self.sinks)
 
-    def logits(self, q: torch.Tensor, k: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """[B, H, T, keys] of q [B, H, T, D] and k [B, H, keys, D]; the sink's behind those of the keys."""
-        s = q @ k.mT * (self.q.shape[-1] ** -0.5 if self.scale is None else self.scale)
-        s = s if self.softcap is None else self.softcap * torch.tanh(s / self.softcap)
-        s = s.masked_fill(~seen[:, None], -torch.inf)
-        if self.sinks is None:
-            return s
-        sink = self.sinks.to(s.dtype)[None, :, None, None].expand(*s.shape[:3], 1)
-        return torch.cat([s, sink], -1)
-
     def half_an_ulp(self) -> float:
-        """Of the largest logit: what a float32 sum of them may err by, where it has no luck."""
+        """Of the largest score, its products taken without signs: what a float32 sum of them may err by at
+        each addition, where it has no luck."""
         group = self.q.shape[2] // self.k.shape[2]
-        q, k = (x.double().transpose(1, 2) for x in (self.q, self.caches_in(torch.float64)[0]))
-        logits = self.logits(q, k.repeat_interleave(group, 1), self.seen())
-        finite = logits[logits.isfinite()]
-        return finite.abs().amax().item() * 2.0**-24 if finite.numel() else 0.0
+        q, k = (x.double().abs().transpose(1, 2) for x in (self.q, self.caches_in(torch.float64)[0]))
+        scores = q @ k.repeat_interleave(group, 1).mT * (self.scale or self.q.shape[-1] ** -0.5)
+        scores = scores.masked_fill(~self.seen()[:, None], 0)
+        return scores.amax().item() * 2.0**-24 if scores.numel() else 0.0
 
     def baseline(self) -> Pair:
         """PyTorch's own result at q's precision; LSE, which it does not return, in float32."""
@@ -107,11 +98,20 @@ class Block:
         q, k, v = (x.transpose(1, 2) for x in (self.q, *self.caches_in(self.q.dtype)))
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
 
+        def logits(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            s = q @ k.mT * (self.q.shape[-1] ** -0.5 if self.scale is None else self.scale)
+            s = s if self.softcap is None else self.softcap * torch.tanh(s / self.softcap)
+            s = s.masked_fill(~seen[:, None], -torch.inf)
+            if self.sinks is None:
+                return s
+            sink = self.sinks.to(s.dtype)[None, :, None, None].expand(*s.shape[:3], 1)
+            return torch.cat([s, sink], -1)
+
         if self.softcap is None and self.sinks is None:
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen[:, None], scale=self.scale)
         else:
-            out = self.logits(q, k, seen).softmax(-1)[..., : seen.shape[-1]] @ v
-        lse = self.logits(q.float(), k.float(), seen).logsumexp(-1)
+            out = logits(q, k).softmax(-1)[..., : seen.shape[-1]] @ v
+        lse = logits(q.float(), k.float()).logsumexp(-1)
         out, lse = out.transpose(1, 2), lse.transpose(1, 2)
         return torch.where(real[..., None], out, 0), torch.where(real, lse, -torch.inf)
 
