@@ -1,5 +1,6 @@
 """The K/V cache of one model and batch, dense, with the rotary tables for its positions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,23 @@ class Cache:
     cos: torch.Tensor
     sin: torch.Tensor
     prefix_len: torch.Tensor
+
+    @classmethod
+    def empty(
+        cls, shape: Sequence[int], like: torch.Tensor, inverse_frequencies: torch.Tensor, rope_scale: float
+    ) -> "Cache":
+        """shape [layers, B, capacity, Hkv, D], of the dtype and on the device of `like`."""
+        _, batch, capacity = shape[:3]
+        angles = (
+            torch.arange(capacity, dtype=torch.float32, device=like.device)[:, None] * inverse_frequencies
+        )
+        return cls(
+            k=like.new_empty(shape),
+            v=like.new_empty(shape),
+            cos=angles.cos() * rope_scale,
+            sin=angles.sin() * rope_scale,
+            prefix_len=torch.zeros(batch, dtype=torch.int32, device=like.device),
+        )
 
     @property
     def layers(self) -> list[torch.Tensor]:

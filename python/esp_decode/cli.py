@@ -115,7 +115,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="text, or JSON lines with turns, prompt or prompt_ids",
     )
     add("--model", "folder, hub id or .gguf file (default: %(default)s)", default="smollm2")
-    add("--drafter", "ar decodes plainly (default: %(default)s)", choices=("ar", "esp"), default="esp")
+    drafters = ("ar", "esp", "medusa", "eagle2")
+    add("--drafter", "ar decodes plainly (default: %(default)s)", choices=drafters, default="esp")
+    add("--heads", "trained weights of drafters medusa and eagle2", metavar="FOLDER")
     add("--budget", "rows of a forward (default: by tree and device)", type=_count, metavar="BC")
     add("--masks", "mask rows of a node (default: %(default)s)", type=_count, default=1, metavar="K")
     add("--tree", "%(default)s (the default), or static:15,4 by widths", default="dynamic")

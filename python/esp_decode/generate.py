@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Stream = Generator[str, None, Generation]
 
-DRAFT_OPTIONS = ("drafter", "budget", "masks", "tree", "prune", "probe", "lam")
+DRAFT_OPTIONS = ("drafter", "budget", "masks", "tree", "prune", "probe", "lam", "heads")
 MACHINE_OPTIONS = ("dtype", "device", "threads")
 
 

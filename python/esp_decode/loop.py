@@ -78,5 +78,4 @@ def step(model: Model, drafter: Drafter, state: State) -> Verdict:
 
 def tensors_of(state: State) -> list[torch.Tensor]:
     """What a step changes, but for slots behind the prefix."""
-    draft = [t for t in vars(state.draft).values() if isinstance(t, torch.Tensor)]
-    return [state.cache.prefix_len, *state.draft.block.tensors, *draft]
+    return [state.cache.prefix_len, *state.draft.tensors]

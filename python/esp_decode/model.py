@@ -83,15 +83,7 @@ class Model:
     def new_cache(self, batch: int, capacity: int) -> Cache:
         heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
         shape = (len(self.layers), batch, capacity, heads, head_dim)
-        positions = torch.arange(capacity, dtype=torch.float32, device=self.device)
-        angles = positions[:, None] * self.inverse_frequencies
-        return Cache(
-            k=torch.empty(shape, dtype=self.dtype, device=self.device),
-            v=torch.empty(shape, dtype=self.dtype, device=self.device),
-            cos=angles.cos() * self.rope_scale,
-            sin=angles.sin() * self.rope_scale,
-            prefix_len=torch.zeros(batch, dtype=torch.int32, device=self.device),
-        )
+        return Cache.empty(shape, self.embedding, self.inverse_frequencies, self.rope_scale)
 
     def forward(self, block: Block, probe: torch.Tensor, cache: Cache) -> torch.Tensor:
         """Runs the block behind the cached prefix and writes its K/V there.

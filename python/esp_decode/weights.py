@@ -166,11 +166,11 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder)
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path, stem: str) -> list[Path]:
     """The safetensors files of a checkpoint: those that its index names, or the one file."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / f"{stem}.safetensors.index.json"
     if not index.is_file():
-        paths = [folder / "model.safetensors"]
+        paths = [folder / f"{stem}.safetensors"]
     else:
         with _readable(index):
             paths = [
@@ -185,13 +185,23 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 class Tensors:
-    """The named tensors of a folder's safetensors files, read one by one and checked."""
+    """The named tensors of a folder's safetensors files, read one by one and checked.
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device):
+    fitting  what gives the shapes that are expected
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        stem: str = "model",
+        fitting: str = "its config",
+    ):
         self._dtype, self._device = dtype, device
-        self._folder = folder
+        self._folder, self._fitting = folder, fitting
         self._files: dict[str, Any] = {}
-        for path in _weight_files(folder):
+        for path in _weight_files(folder, stem):
             with _readable(path):
                 handle = safe_open(path, framework="pt")
                 self._files.update(dict.fromkeys(handle.keys(), (path, handle)))
@@ -207,7 +217,7 @@ class Tensors:
             tensor = handle.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ValueError(
-                f"{path} does not fit its config: {name} is {list(tensor.shape)}, expected {list(shape)}"
+                f"{path} does not fit {self._fitting}: {name} is {list(tensor.shape)}, expected {list(shape)}"
             )
         return tensor.to(self._device, self._dtype)
 
@@ -224,24 +234,29 @@ class Tensors:
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Model:
     """The model of a checkpoint folder, ready to run. ValueError names what is missing or does not fit."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
     config = load_config(folder)
     tensors = Tensors(folder, dtype, device)
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = tensors.get("model.embed_tokens.weight", vocab, hidden)
     head = embedding if config.tie_word_embeddings else tensors.get("lm_head.weight", vocab, hidden)
-    rope = LlamaRotaryEmbedding(config)
     return Model(
         config=config,
         embedding=embedding,
         layers=[_load_layer(tensors, config, i) for i in range(config.num_hidden_layers)],
         norm=tensors.get("model.norm.weight", hidden),
         lm_head=Linear(head),
-        inverse_frequencies=rope.inv_freq.float().to(device),
-        rope_scale=float(rope.attention_scaling),
         eos_token_ids=_eos_token_ids(folder, config),
+        **rotary(config, device),
     )
+
+
+def rotary(config: Any, device: torch.device) -> dict[str, Any]:
+    """The fields inverse_frequencies [R / 2] float32 and rope_scale of a model with this config."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = LlamaRotaryEmbedding(config)
+    frequencies = rope.inv_freq.float().to(device)
+    return {"inverse_frequencies": frequencies, "rope_scale": float(rope.attention_scaling)}
 
 
 def _load_layer(tensors: Tensors, config: Any, index: int) -> Layer:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+import esp_kernels
 from esp_decode.tree import Block
 
 
@@ -15,6 +16,11 @@ class Draft:
 
     block: Block
     probe: torch.Tensor
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What `advance` changes in place where the drafter is `on_device`."""
+        return [self.probe, *self.block.tensors]
 
 
 @dataclass
@@ -40,6 +46,15 @@ class Verdict:
     path: torch.Tensor
     accepted: torch.Tensor
     committed: torch.Tensor
+
+
+def verify(choice: torch.Tensor, block: Block) -> tuple[Verdict, torch.Tensor]:
+    """The verdict on a block by the model's choice [B, T], and the next roots [B], -1 for padded sequences."""
+    path, accepted, bonus = esp_kernels.verify_tree(
+        choice.contiguous(), block.tokens, block.parent, block.mask_ordinal
+    )
+    committed = choice.gather(1, path.clamp(min=0).long()).masked_fill(path < 0, -1)
+    return Verdict(path, accepted, committed), bonus
 
 
 class Drafter(Protocol):

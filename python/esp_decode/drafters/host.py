@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 import esp_kernels
-from esp_decode.drafters.base import Draft, Outcome, Verdict
+from esp_decode.drafters.base import Draft, Outcome, Verdict, verify
 from esp_decode.tree import Block, empty_block, with_metadata
 
 
@@ -79,11 +79,8 @@ class HostDrafter:
     def advance(self, outcome: Outcome, draft: Draft) -> Verdict:
         assert isinstance(draft, HostDraft)
         block = draft.block
-        choice = outcome.choice.contiguous()
-        path, accepted, _ = esp_kernels.verify_tree(choice, block.tokens, block.parent, block.mask_ordinal)
-        committed = choice.gather(1, path.clamp(min=0).long()).masked_fill(path < 0, -1)
-
-        decided = [[t for t in row if t >= 0] for row in committed.tolist()]
+        verdict, _ = verify(outcome.choice, block)
+        decided = [[t for t in row if t >= 0] for row in verdict.committed.tolist()]
         columns = (block.tokens, block.parent, outcome.ids, outcome.logprobs)
         for b, proposer in enumerate(draft.proposers):
             seen = zip(*(column[b].tolist() for column in columns), strict=True)
@@ -92,7 +89,7 @@ class HostDrafter:
         roots = [tokens[-1] if tokens else -1 for tokens in decided]
         proposed = [p.propose() if root >= 0 else [] for p, root in zip(draft.proposers, roots, strict=True)]
         draft.block = self._block(roots, proposed)
-        return Verdict(path, accepted, committed)
+        return verdict
 
     def _block(self, roots: Sequence[int], proposed: Sequence[Sequence[Node]]) -> Block:
         used = 1 + max(map(len, proposed))
