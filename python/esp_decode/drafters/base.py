@@ -49,7 +49,7 @@ class Verdict:
 
 
 def verify(choice: torch.Tensor, block: Block) -> tuple[Verdict, torch.Tensor]:
-    """The verdict on a block by the model's choice [B, T], and the next roots [B], -1 for padded sequences."""
+    """What the model's choice [B, T] says of a block, and the next roots [B]; -1 for padded sequences."""
     path, accepted, bonus = esp_kernels.verify_tree(
         choice.contiguous(), block.tokens, block.parent, block.mask_ordinal
     )

@@ -1,4 +1,4 @@
-"""EAGLE-2: a one-layer drafter grows a tree by confidence, level by level, then re-ranks it (arXiv 2406.16858)."""
+"""EAGLE-2: a one-layer drafter grows a tree by confidence, then re-ranks it (arXiv 2406.16858)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,9 @@ class EagleDraft(Draft):
 class Candidates:
     """Nodes that a tree may take, parents first.
 
-    tokens [B, N] int32; scores [B, N] float32, summed log-probabilities from the root; above [B, N] int64, the
-    candidate that each hangs from, -1 for the root
+    tokens  [B, N] int32
+    scores  [B, N] float32, summed log-probabilities from the root
+    above   [B, N] int64, the candidate that each hangs from, -1 for the root
     """
 
     tokens: torch.Tensor
@@ -68,11 +69,10 @@ class Eagle2Drafter:
         return min(DEEPEST, self.budget - 1)
 
     def new_draft(self, batch: int, capacity: int) -> EagleDraft:
-        device = self.model.device
-        probe = torch.empty((batch, 0, 0), dtype=torch.float32, device=device)
         cache = self.layer.new_cache(batch, capacity + 1 + self.width * self.levels)
-        pending = torch.empty((batch, 0), dtype=torch.int32, device=device)
-        return EagleDraft(empty_block(batch, self.rows, device), probe, cache, pending)
+        probe = torch.empty((batch, 0, self.model.embedding.shape[1]), device=self.model.device)
+        block = empty_block(batch, self.rows, self.model.device)
+        return EagleDraft(block, probe, cache, pending=block.tokens[:, :0])
 
     def start(self, prompt: torch.Tensor, draft: Draft) -> None:
         assert isinstance(draft, EagleDraft)
@@ -83,7 +83,8 @@ class Eagle2Drafter:
     def read(self, tokens: torch.Tensor, hidden: torch.Tensor, draft: Draft) -> None:
         assert isinstance(draft, EagleDraft)
         behind, draft.pending = draft.pending.tensor_split([tokens.shape[1]], dim=1)
-        self.layer.forward(behind, hidden, chain_block(behind, behind.shape[1]).parent, draft.cache)
+        chain = torch.arange(-1, behind.shape[1] - 1, dtype=torch.int32, device=behind.device)
+        self.layer.forward(behind, hidden, chain.repeat(behind.shape[0], 1), draft.cache)
         draft.cache.advance(tokens.shape[1])
 
     def advance(self, outcome: Outcome, draft: Draft) -> Verdict:

@@ -36,7 +36,7 @@ class EagleLayer:
 
     @classmethod
     def load(cls, folder: Path, model: Model) -> "EagleLayer":
-        """Reads a drafter in its published form. ValueError names what is missing or does not fit the model."""
+        """Reads a drafter in its published form. ValueError names what is missing or does not fit."""
         config = load_config(folder)
         vocab, width = model.embedding.shape
         for name, ours, its in (
@@ -72,15 +72,16 @@ class EagleLayer:
     ) -> torch.Tensor:
         """Runs the last n rows of a block behind the cached prefix, whose rows before them have been run.
 
-        tokens [B, n] int32, features [B, n, E] the feature before each token, parent [B, T] int32 of the whole
-        block; returns the guessed features [B, n, E] that follow the tokens. Padding rows give junk.
+        tokens    [B, n] int32, -1 in padding rows, whose results mean nothing
+        features  [B, n, E], the one before each token
+        parent    [B, T] int32, of the whole block
+        returns   [B, n, E], the guessed features behind the tokens
         """
-        n, first = tokens.shape[1], parent.shape[1] - tokens.shape[1]
+        first = parent.shape[1] - tokens.shape[1]
         embedded = F.embedding(tokens.clamp(min=0), self.embedding)
         hidden = self.fc(torch.cat([embedded, features], dim=-1))
         x = self._attention(hidden, parent, first, cache)
         x = esp_kernels.rms_norm(x, self.mlp_norm, self.config.rms_norm_eps, residual=hidden)
-        assert x.shape[1] == n
         return hidden + self.down(esp_kernels.swiglu(self.gate_up(x)))
 
     def _attention(self, x: torch.Tensor, parent: torch.Tensor, first: int, cache: Cache) -> torch.Tensor:

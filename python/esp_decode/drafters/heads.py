@@ -23,11 +23,17 @@ def open_heads(folder: Path, stem: str, model: "Model") -> Tensors:
     return Tensors(folder, model.dtype, model.device, stem, fitting="the model")
 
 
-def read_config(folder: Path) -> dict:
+def read_counts(folder: Path, *names: str) -> list[int]:
+    """What the folder's config.json says; each at least 1."""
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"heads {str(folder)!r} have no config.json")
     try:
-        return dict(json.loads(path.read_text()))
+        config = dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is not a readable config: {error}") from error
+    for name in names:
+        value = config.get(name)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{path} must have {name} of at least 1, got {value!r}")
+    return [config[name] for name in names]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import esp_kernels
 from esp_decode.drafters.base import Draft, Outcome, Verdict, verify
-from esp_decode.drafters.heads import open_heads, read_config
+from esp_decode.drafters.heads import open_heads, read_counts
 from esp_decode.model import Linear, Model
 from esp_decode.tree import Block, chain_block, empty_block, with_metadata
 from esp_decode.weights import Tensors
@@ -59,11 +59,7 @@ class MedusaDrafter:
     @classmethod
     def load(cls, folder: Path, model: Model, budget: int, rows: int) -> "MedusaDrafter":
         """Reads heads in their published form. ValueError names what is missing or does not fit the model."""
-        config = read_config(folder)
-        count, layers = (config.get(f"medusa_num_{kind}") for kind in ("heads", "layers"))
-        for name, value in (("medusa_num_heads", count), ("medusa_num_layers", layers)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{folder / 'config.json'} must have {name} of at least 1, got {value}")
+        count, layers = read_counts(folder, "medusa_num_heads", "medusa_num_layers")
         paths = best_paths(budget - 1, count)
         tensors = open_heads(folder, "medusa_lm_head", model)
         heads = [_load_head(tensors, i, layers, model) for i in range(max(map(len, paths)))]
@@ -80,7 +76,7 @@ class MedusaDrafter:
         return self.tree.parent.shape[1]
 
     def new_draft(self, batch: int, capacity: int) -> Draft:
-        probe = torch.empty((batch, 0, 0), dtype=torch.float32, device=self.model.device)
+        probe = torch.empty((batch, 0, self.model.embedding.shape[1]), device=self.model.device)
         return Draft(empty_block(batch, self.rows, self.model.device), probe)
 
     def start(self, prompt: torch.Tensor, draft: Draft) -> None:

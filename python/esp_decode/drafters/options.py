@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 PROPOSERS = {"pld": (PldProposer, 1)}
 
 # Drafters whose weights were trained for the model and lie in a folder of their own.
-TRAINED = {"medusa": MedusaDrafter, "eagle2": Eagle2Drafter}
+TRAINED: dict[str, type[MedusaDrafter] | type[Eagle2Drafter]] = {
+    "medusa": MedusaDrafter,
+    "eagle2": Eagle2Drafter,
+}
 
 DRAFTERS = ("ar", "esp", *PROPOSERS, *TRAINED)
 
