@@ -49,10 +49,10 @@ def observe(decoder: Decoder, prompt: str | Sequence[int], new_tokens: int) -> S
 def hidden_states(model: Model, ids: torch.Tensor) -> torch.Tensor:
     """[N, E] float32, as the LM head takes them, of one sequence [1, N] int32."""
     cache = model.new_cache(1, ids.shape[1])
-    chunks = []
+    chunks, no_probe = [], torch.empty(1, 0, model.embedding.shape[1])
     for tokens in ids.split(PREFILL_ROWS, dim=1):
         block = chain_block(tokens, tokens.shape[1])
-        chunks.append(model.forward(block, torch.empty(1, 0, 0), cache)[0].float())
+        chunks.append(model.forward(block, no_probe, cache)[0].float())
         cache.advance(tokens.shape[1])
     return torch.cat(chunks)
 

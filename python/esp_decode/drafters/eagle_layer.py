@@ -85,11 +85,10 @@ class EagleLayer:
         return hidden + self.down(esp_kernels.swiglu(self.gate_up(x)))
 
     def _attention(self, x: torch.Tensor, parent: torch.Tensor, first: int, cache: Cache) -> torch.Tensor:
-        """Rows before `first` are padding here, but for the new rows that look at their K/V."""
+        """Rows before `first` keep their K/V; what they would attend to is left out of the result."""
         depth, ancestors = esp_kernels.tree_metadata(parent)
         new_depth = depth.clone()
         new_depth[:, :first] = -1
-        ancestors[:, :first] = 0
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
         qkv = self.qkv(x).unflatten(-1, (heads + 2 * kv_heads, self.config.head_dim))
         q, k, v = pad(qkv, (0, 0, 0, 0, first, 0)).split((heads, kv_heads, kv_heads), dim=2)
