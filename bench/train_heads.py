@@ -9,7 +9,7 @@ They show that the drafters work; what they accept tells little of heads trained
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from esp_decode.weights import Tensors, checkpoint_folder
 MEDUSA_HEADS, MEDUSA_DECAY = 4, 0.8  # the loss of head i counts 0.8^i (Medusa, Section 2.2.1)
 FEATURE_NOISE, TOKEN_LOSS = 0.2, 0.1  # EAGLE's augmentation and its weight of the classification loss
 ROWS_A_STEP = 256
+RATE = 1e-3  # of learning, falling to nothing
 
 
 @dataclass
@@ -94,7 +95,7 @@ class ResBlock(nn.Module):
         return x + F.silu(self.linear(x))
 
 
-def train_medusa(decoder: Decoder, samples: Sequence[Sample], seconds: float, out: Path) -> float:
+def train_medusa(decoder: Decoder, samples: Sequence[Sample], schedule: Iterable[float], out: Path) -> float:
     """Saves heads of one residual block and an output layer that starts as the LM head, whose rows of tokens
     never seen stay as they are. Returns the last loss."""
     head = lm_head_weight(decoder)
@@ -112,7 +113,7 @@ def train_medusa(decoder: Decoder, samples: Sequence[Sample], seconds: float, ou
         losses = [F.cross_entropy(one(x), wanted[:, i]) for i, one in enumerate(heads)]
         return torch.stack([MEDUSA_DECAY**i * one for i, one in enumerate(losses)]).sum()
 
-    last = _descend(heads, loss, seconds)
+    last = _descend(heads, loss, schedule)
     tensors = dict(heads.state_dict())
     for i in range(MEDUSA_HEADS):
         tensors[f"{i}.1.weight"] = head.index_copy(0, vocabulary.seen, tensors[f"{i}.1.weight"])
@@ -151,7 +152,7 @@ class EagleNet(nn.Module):
         return self.layers[0](x, position_embeddings=positions)[0]
 
 
-def train_eagle(decoder: Decoder, samples: Sequence[Sample], seconds: float, out: Path) -> float:
+def train_eagle(decoder: Decoder, samples: Sequence[Sample], schedule: Iterable[float], out: Path) -> float:
     """Saves a layer of the model's own sizes. Returns the last loss."""
     theirs, embedding = decoder.model.config, decoder.model.embedding.float()
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -172,17 +173,24 @@ def train_eagle(decoder: Decoder, samples: Sequence[Sample], seconds: float, out
             guessed @ vocabulary.weight.T, chance
         )
 
-    last = _descend(net, loss, seconds)
+    last = _descend(net, loss, schedule)
     _save(out, "model", dict(net.state_dict()), config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
     return last
 
 
-def _descend(net: nn.Module, loss, seconds: float, rate: float = 1e-3) -> float:
-    """AdamW for so many seconds, the rate falling to nothing; returns the mean of the last losses."""
-    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, betas=(0.9, 0.95))
-    started, losses = time.monotonic(), []
+def within(seconds: float) -> Iterator[float]:
+    """A schedule: the fraction of so many seconds that has gone, until they have."""
+    started = time.monotonic()
     while (gone := (time.monotonic() - started) / seconds) < 1:
-        optimizer.param_groups[0]["lr"] = rate * (1 - gone)
+        yield gone
+
+
+def _descend(net: nn.Module, loss: Callable[[], torch.Tensor], schedule: Iterable[float]) -> float:
+    """A step of AdamW for each fraction of the schedule; returns the mean of the last losses."""
+    optimizer = torch.optim.AdamW(net.parameters(), betas=(0.9, 0.95))
+    losses: list[float] = []
+    for gone in schedule:
+        optimizer.param_groups[0]["lr"] = RATE * (1 - gone)
         optimizer.zero_grad()
         value = loss()
         value.backward()
@@ -221,7 +229,7 @@ def main() -> None:
         samples.append(observe(decoder, prompt.content, arguments.new_tokens))
     tokens = sum(len(sample.tokens) - sample.prompt_len for sample in samples)
     print(f"{len(samples)} prompts, {tokens} tokens decoded in {time.monotonic() - started:.0f} s")
-    loss = TRAIN[arguments.drafter](decoder, samples, half, arguments.out)
+    loss = TRAIN[arguments.drafter](decoder, samples, within(half), arguments.out)
     print(f"loss {loss:.3f}; written to {arguments.out}")
 
 

@@ -75,8 +75,9 @@ class Decoder:
                        natively, else float32
         device         "cpu" or "cuda"; by default cuda if there is a card
         threads        CPU threads of the whole process
-        draft_options  drafter ("esp", "ar", "pld"), budget (rows of a block), masks, tree ("dynamic",
-                       "static:15,4"), prune, probe, lam: see DraftOptions.check
+        draft_options  drafter ("esp", "ar", "pld", "medusa", "eagle2"), budget (rows of a block), masks, tree
+                       ("dynamic", "static:15,4"), prune, probe, lam, heads (the folder of trained weights,
+                       for medusa and eagle2): see DraftOptions.check
         """
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"

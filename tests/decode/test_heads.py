@@ -3,23 +3,28 @@
 import itertools
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.train_heads import TRAIN, hidden_states, observe
-from esp_decode.drafters import DraftOptions
+from esp_decode import cli
+from esp_decode.drafters import DraftOptions, Outcome
 from esp_decode.drafters.eagle2 import Candidates, best_tree
 from esp_decode.drafters.eagle_layer import EagleLayer
 from esp_decode.drafters.medusa import best_paths
-from esp_decode.loop import decode, new_state, prefill, step
+from esp_decode.loop import decode, new_state, prefill, step, tensors_of
+from esp_decode.tree import Block, with_metadata
 from esp_decode.weights import load_model
 from esp_kernels import PADDING
 
 from .conftest import ids_decoder
 
 KIND, VOCAB, WIDTH = "llama", 128, 64
+STEPS = 300
 FILES = {"medusa": "medusa_lm_head.safetensors", "eagle2": "model.safetensors"}
 
 
@@ -48,7 +53,7 @@ def random_eagle(folder, bias: bool = True, **changes: object):
     config = LlamaConfig(**(sizes | heads | changes))
     config.save_pretrained(folder)
     shapes = {
-        "embed_tokens.weight": (VOCAB, WIDTH),
+        "embed_tokens.weight": (config.vocab_size, WIDTH),
         "fc.weight": (WIDTH, 2 * WIDTH),
         "layers.0.self_attn.q_proj.weight": (64, WIDTH),
         "layers.0.self_attn.k_proj.weight": (32, WIDTH),
@@ -99,7 +104,8 @@ def trained(tiny_folder, tmp_path_factory):
         if drafter not in made:
             made[drafter] = tmp_path_factory.mktemp("trained")
             torch.manual_seed(0)
-            TRAIN[drafter](decoder, samples, 2.0, made[drafter])
+            schedule = [step / STEPS for step in range(STEPS)]
+            TRAIN[drafter](decoder, samples, schedule, made[drafter])
         return str(made[drafter])
 
     return folder
@@ -134,7 +140,6 @@ def test_trained_heads_are_accepted_and_change_nothing(drafter, budget, tiny_fol
     plain = ids_decoder(tiny_folder(KIND), drafter="ar").generate(prompt(20), max_new_tokens=100)
     result = ids_decoder(tiny_folder(KIND), **options).generate(prompt(20), max_new_tokens=100)
     assert result.output_ids == plain.output_ids
-    print(result.tau)
     assert result.tau > (1.5 if budget == 3 else 2)
 
 
@@ -166,6 +171,52 @@ def test_a_batch_decodes_as_its_sequences_alone(drafter, tiny_folder, trained):
         assert verdict.accepted[0] == -1 and verdict.committed[0].eq(-1).all() and verdict.accepted[1] >= 0
         assert state.draft.block.parent[0].eq(PADDING).all() and state.draft.block.tokens[0].eq(-1).all()
     assert state.cache.prefix_len[0] == before[0] and state.cache.prefix_len[1] >= before[1] + 3
+
+
+@pytest.mark.parametrize("drafter", RANDOM)
+def test_padding_rows_change_nothing(drafter, tiny_folder, trained):
+    """A GPU runs blocks padded to a bucket."""
+    decoder = ids_decoder(tiny_folder(KIND), drafter=drafter, budget=10, heads=trained(drafter))
+    exact = decoder._drafter
+    padded = (
+        replace(exact, rows=32) if drafter == "eagle2" else replace(exact, tree=padded_to(exact.tree, 32))
+    )
+    committed = []
+    for way in (exact, padded):
+        state = new_state(decoder.model, way, 1, 256)
+        steps = decode(decoder.model, way, torch.tensor([prompt(20)], dtype=torch.int32), state)
+        committed.append([[t for t in c[0].tolist() if t >= 0] for c in itertools.islice(steps, 20)])
+        assert state.draft.block.tokens.shape == (1, way.rows)
+    assert committed[0] == committed[1] and padded.rows == 32
+
+
+def padded_to(tree: Block, rows: int) -> Block:
+    return with_metadata(tree.tokens, tree.parent, tree.mask_ordinal, rows)
+
+
+@pytest.mark.parametrize("drafter", RANDOM)
+def test_a_step_stays_in_place_and_never_waits_for_the_device(drafter, tiny_folder, heads_folder):
+    """What a CUDA graph asks for. Fake tensors have no values that a host could read."""
+    decoder = ids_decoder(tiny_folder(KIND), drafter=drafter, budget=10, heads=str(heads_folder(drafter)))
+    model, way = decoder.model, decoder._drafter
+    state = new_state(model, way, 1, 256)
+    prefill(model, way, torch.tensor([prompt(20)], dtype=torch.int32), state)
+    places = [t.data_ptr() for t in tensors_of(state)]
+    for _ in range(2):
+        step(model, way, state)
+        assert [t.data_ptr() for t in tensors_of(state)] == places
+    ids = torch.zeros((1, way.rows, 1), dtype=torch.int32)
+    outcome = Outcome(ids[..., 0], ids, ids.float(), torch.zeros(1, way.rows, WIDTH))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        verdict = way.advance(faked(outcome, mode), faked(state.draft, mode))
+    assert verdict.committed.shape == (1, way.rows) and way.on_device
+
+
+def faked(value, mode: FakeTensorMode):
+    """A tensor, or a dataclass of tensors, without values."""
+    if isinstance(value, torch.Tensor):
+        return mode.from_tensor(value)
+    return replace(value, **{name: faked(part, mode) for name, part in vars(value).items()})
 
 
 def test_the_published_tree():
@@ -317,13 +368,36 @@ def test_heads_are_asked_for_and_refused_elsewhere(tiny_folder, heads_folder):
     folder = tiny_folder(KIND)
     for drafter in RANDOM:
         for wrong in (None, "nowhere"):
-            expected = f"heads must be the folder of drafter {drafter!r}'s trained weights, got {wrong!r}"
+            expected = f"heads must be the folder of weights trained for drafter {drafter!r}, got {wrong!r}"
             assert sentence(folder, drafter, wrong) == expected
     for drafter in ("ar", "esp", "pld"):
         assert (
             sentence(folder, drafter, "x")
             == f"heads are for drafters medusa and eagle2, got 'x' with {drafter!r}"
         )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--drafter", "medusa"], "heads must be the folder of weights trained for drafter 'medusa', got None"),
+        (["--heads", "x"], "heads are for drafters medusa and eagle2, got 'x' with 'esp'"),
+    ],
+)
+def test_the_command_says_what_it_lacks(arguments, complaint, capsys):
+    assert cli.main(["generate", "--prompt", "Hi", *arguments]) == 2
+    assert capsys.readouterr().err == f"esp: {complaint}\n"
+
+
+def test_the_command_decodes_with_heads(byte_model, tmp_path, capsys):
+    """Blocks, masks and probes are no matter of theirs: the options are there and do nothing."""
+    torch.manual_seed(0)
+    random_eagle(tmp_path, vocab_size=257)
+    arguments = ["generate", "--model", byte_model, "--prompt", "Hi", "--max-new-tokens", "8", "--json"]
+    assert cli.main([*arguments, "--drafter", "eagle2", "--heads", str(tmp_path), "--compare"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["exact"] and record["drafter"] == "eagle2"
+    assert record["masks"] == 0 and record["tree"] is record["probe"] is None
 
 
 @pytest.mark.parametrize("drafter", RANDOM)
