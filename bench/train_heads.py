@@ -210,7 +210,7 @@ def _save(out: Path, stem: str, tensors: dict[str, torch.Tensor], config: dict) 
 TRAIN = {"medusa": train_medusa, "eagle2": train_eagle}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train heads for a frozen model on its own greedy outputs.")
     parser.add_argument("drafter", choices=TRAIN)
     parser.add_argument("--model", default="smollm2", help="folder, hub id or .gguf file")
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the heads")
     parser.add_argument("--seconds", type=float, default=600, help="half for decoding, half for training")
     parser.add_argument("--new-tokens", type=int, default=128, help="of each prompt")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     torch.manual_seed(0)
     decoder = Decoder.from_pretrained(arguments.model, dtype="float32", device="cpu")
     half, started = arguments.seconds / 2, time.monotonic()

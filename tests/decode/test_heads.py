@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bench import train_heads
 from bench.train_heads import TRAIN, hidden_states, observe
 from esp_decode import cli
 from esp_decode.drafters import DraftOptions, Outcome
@@ -111,12 +113,14 @@ def trained(tiny_folder, tmp_path_factory):
     return folder
 
 
+@pytest.mark.on_device
 @pytest.mark.parametrize("drafter", RANDOM)
 @pytest.mark.parametrize("budget", [2, 3, 10, 30, 60, 128])
 @pytest.mark.parametrize("length", [1, 70])
 def test_random_heads_change_nothing(drafter, budget, length, tiny_folder, heads_folder):
-    plain = ids_decoder(tiny_folder(KIND), drafter="ar").generate(prompt(length), max_new_tokens=40)
-    decoder = ids_decoder(tiny_folder(KIND), drafter=drafter, budget=budget, heads=str(heads_folder(drafter)))
+    options = {"drafter": drafter, "budget": budget, "heads": str(heads_folder(drafter))}
+    decoder = ids_decoder(tiny_folder(KIND), **options)
+    plain = decoder.with_drafter("ar").generate(prompt(length), max_new_tokens=40)
     for _ in range(2):  # the second prompt finds the state of the first
         result = decoder.generate(prompt(length), max_new_tokens=40)
         assert result.output_ids == plain.output_ids
@@ -380,7 +384,10 @@ def test_heads_are_asked_for_and_refused_elsewhere(tiny_folder, heads_folder):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--drafter", "medusa"], "heads must be the folder of weights trained for drafter 'medusa', got None"),
+        (
+            ["--drafter", "medusa"],
+            "heads must be the folder of weights trained for drafter 'medusa', got None",
+        ),
         (["--heads", "x"], "heads are for drafters medusa and eagle2, got 'x' with 'esp'"),
     ],
 )
@@ -398,6 +405,17 @@ def test_the_command_decodes_with_heads(byte_model, tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert record["exact"] and record["drafter"] == "eagle2"
     assert record["masks"] == 0 and record["tree"] is record["probe"] is None
+
+
+@pytest.mark.parametrize("drafter", RANDOM)
+def test_the_trainer_writes_what_the_command_reads(drafter, byte_model, prompt_file, tmp_path, capsys):
+    path, out = prompt_file({"prompt": "Hi"}, {"prompt": "there"}), str(tmp_path / "heads")
+    train = ["--model", byte_model, "--prompts", path, "--seconds", "1", "--new-tokens", "30", "--out", out]
+    train_heads.main([drafter, *train])
+    assert re.match(r"2 prompts, 60 tokens decoded .*\nloss [0-9.]+; written to ", capsys.readouterr().out)
+    arguments = ["generate", "--model", byte_model, "--prompt", "Hi", "--max-new-tokens", "30", "--json"]
+    assert cli.main([*arguments, "--drafter", drafter, "--heads", out, "--compare"]) == 0
+    assert json.loads(capsys.readouterr().out)["exact"]
 
 
 @pytest.mark.parametrize("drafter", RANDOM)

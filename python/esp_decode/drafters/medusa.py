@@ -13,9 +13,9 @@ from esp_decode.model import Linear, Model
 from esp_decode.tree import Block, chain_block, empty_block, with_metadata
 from esp_decode.weights import Tensors
 
-# The tree that Medusa publishes for its 7B models (FasterDecoding/Medusa, mc_sim_7b_63), best node first: a
-# node is its path of ranks, "021" the second best token of head 3 behind the third best of head 2 behind the
-# best of head 1. The first n nodes are the best tree of n nodes.
+# The tree that Medusa publishes for its 7B models (FasterDecoding/Medusa, mc_sim_7b_63): a node is its path
+# of ranks, "021" the second best token of head 3 behind the third best of head 2 behind the best of head 1.
+# Nodes stand in the order in which a search by measured acceptance adds them: the first n serve n + 1 rows.
 PUBLISHED_TREE = """
     0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005
     0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070
@@ -23,7 +23,7 @@ PUBLISHED_TREE = """
 
 
 def best_paths(nodes: int, heads: int) -> list[tuple[int, ...]]:
-    """The paths of the best tree of so many heads and at most so many nodes, parents first."""
+    """The paths of the tree's first nodes, at most so many, that so many heads reach; parents first."""
     paths = [tuple(map(int, path)) for path in PUBLISHED_TREE.split()]
     return [path for path in paths if len(path) <= heads][:nodes]
 
@@ -43,9 +43,10 @@ class Head:
 
 @dataclass(frozen=True)
 class MedusaDrafter:
-    """heads  head i guesses the token i after the bonus from the hidden state that chose the bonus
-    tree   Block [1, rows]: root, drafts and padding, without tokens
-    slots  [drafts] int64: where a draft's token stands in the heads' candidates [heads, candidates of a head]
+    """heads  head i of 1, 2, ... guesses the i-th token behind the bonus from the state that chose the bonus
+    tree   block [1, rows] without tokens: root, drafts and padding
+    slots  [drafts] int64, where a draft's token stands among the heads' candidates [heads * ranks]
+    ranks  how many candidates of a head the tree uses
     """
 
     model: Model
@@ -66,10 +67,9 @@ class MedusaDrafter:
         if model.device.type == "cpu":
             rows = 1 + len(paths)
         ranks = 1 + max(map(max, paths))
-        slots = [(len(path) - 1) * ranks + path[-1] for path in paths]
-        return cls(
-            model, heads, _tree(paths, rows, model.device), torch.tensor(slots, device=model.device), ranks
-        )
+        places = [(len(path) - 1) * ranks + path[-1] for path in paths]
+        slots = torch.tensor(places, device=model.device)
+        return cls(model, heads, _tree(paths, rows, model.device), slots, ranks)
 
     @property
     def rows(self) -> int:

@@ -107,4 +107,6 @@ def _check_heads(drafter: str, heads: str | None) -> None:
     if drafter not in TRAINED and heads is not None:
         raise ValueError(f"heads are for drafters {' and '.join(TRAINED)}, got {heads!r} with {drafter!r}")
     if drafter in TRAINED and (heads is None or not Path(heads).is_dir()):
-        raise ValueError(f"heads must be the folder of weights trained for drafter {drafter!r}, got {heads!r}")
+        raise ValueError(
+            f"heads must be the folder of weights trained for drafter {drafter!r}, got {heads!r}"
+        )
