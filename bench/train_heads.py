@@ -128,9 +128,10 @@ def train_medusa(decoder: Decoder, samples: Sequence[Sample], schedule: Iterable
 
 def _medusa_pairs(sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
     """The hidden states [n, E] that chose the sample's own tokens, and [n, heads] the tokens after those."""
-    targets = sample.tokens[sample.prompt_len + 1 :].unfold(0, MEDUSA_HEADS, 1)
-    begin = sample.prompt_len - 1
-    return sample.hidden[begin : begin + len(targets)], targets
+    after, begin = sample.tokens[sample.prompt_len + 1 :], sample.prompt_len - 1
+    count = max(0, len(after) - MEDUSA_HEADS + 1)
+    targets = torch.stack([after[i : i + count] for i in range(MEDUSA_HEADS)], dim=1)
+    return sample.hidden[begin : begin + count], targets
 
 
 class EagleNet(nn.Module):

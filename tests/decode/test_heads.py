@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -232,28 +233,54 @@ def test_the_published_tree():
     assert best_paths(3, heads=1) == [(0,), (1,), (2,)]
 
 
-def test_medusa_drafts_what_its_heads_say(tiny_folder, heads_folder):
-    """One step by hand: published names to heads, ranks of heads to rows of the tree."""
+def drafted(decoder, ids: list[int], steps: int):
+    """Yields all tokens so far, the next root last, and the block that the drafter hung from it."""
+    model, way = decoder.model, decoder._drafter
+    state = new_state(model, way, 1, 256)
+    accepted = 0
+    for committed in itertools.islice(
+        decode(model, way, torch.tensor([ids], dtype=torch.int32), state), steps
+    ):
+        tokens = [t for t in committed[0].tolist() if t >= 0]
+        ids, accepted = ids + tokens, accepted + len(tokens) - 1
+        yield ids, state.draft.block
+    assert accepted >= steps, "a test of steps that accept little says little"
+
+
+def paths_of(block: Block) -> list[tuple[int, ...]]:
+    """Of every row, the tokens from the root to it."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(block.tokens[0].tolist(), block.parent[0].tolist(), strict=True):
+        paths.append((*paths[parent], token) if parent >= 0 else (token,))
+    return paths
+
+
+def test_medusa_drafts_what_its_heads_say(tiny_folder, trained):
+    """Published names to heads, ranks of heads to rows of the tree, behind the deepest accepted row."""
+    folder = trained("medusa")
+    decoder = ids_decoder(tiny_folder(KIND), drafter="medusa", budget=60, heads=folder)
+    tensors = load_file(f"{folder}/{FILES['medusa']}")
+    for ids, block in drafted(decoder, prompt(20), steps=8):
+        chose = hidden_states(decoder.model, torch.tensor([ids], dtype=torch.int32))[-2]
+        ranked = [medusa_oracle(tensors, i, 1, chose).argsort(descending=True).tolist() for i in range(4)]
+        nodes = [(), *best_paths(59, heads=4)]
+        expected = [(ids[-1], *(ranked[i][rank] for i, rank in enumerate(node))) for node in nodes]
+        assert paths_of(block) == expected
+
+
+def medusa_oracle(tensors: dict, head: int, layers: int, x: torch.Tensor) -> torch.Tensor:
+    for j in range(layers):
+        weight, bias = (tensors[f"{head}.{j}.linear.{kind}"] for kind in ("weight", "bias"))
+        x = x + torch.nn.functional.silu(weight @ x + bias)
+    return tensors[f"{head}.{layers}.weight"] @ x
+
+
+def test_medusas_heads_may_have_many_blocks(tiny_folder, heads_folder):
     folder = heads_folder("medusa")
     decoder = ids_decoder(tiny_folder(KIND), drafter="medusa", budget=60, heads=str(folder))
-    way, model = decoder._drafter, decoder.model
-    state = new_state(model, way, 1, 256)
-    prefill(model, way, torch.tensor([prompt(9)], dtype=torch.int32), state)
-    hidden = model.forward(state.draft.block, state.draft.probe, state.cache)[0, 0]
-    committed = step(model, way, state).committed
-    tensors, block = load_file(folder / FILES["medusa"]), state.draft.block
-    ranked = []
-    for i in range(4):
-        x = hidden
-        for j in range(2):
-            x = x + torch.nn.functional.silu(
-                x @ tensors[f"{i}.{j}.linear.weight"].T + tensors[f"{i}.{j}.linear.bias"]
-            )
-        ranked.append((x @ tensors[f"{i}.2.weight"].T).argsort(descending=True).tolist())
-    assert block.tokens[0, 0] == committed[0, 0]
-    for row, path in enumerate(best_paths(59, heads=4), 1):
-        assert block.tokens[0, row] == ranked[len(path) - 1][path[-1]]
-        assert block.depth[0, row] == len(path)
+    tensors, x = load_file(folder / FILES["medusa"]), torch.randn(1, 1, WIDTH)
+    for i, head in enumerate(decoder._drafter.heads):
+        torch.testing.assert_close(head(x)[0, 0], medusa_oracle(tensors, i, 2, x[0, 0]), rtol=1e-4, atol=1e-4)
 
 
 def eagle_oracle(folder, embedding: torch.Tensor):
@@ -309,24 +336,17 @@ def test_eagles_layer_equals_transformers(bias, tiny_folder, tmp_path):
         torch.testing.assert_close(got[:7], expected[:7], rtol=1e-4, atol=1e-4)
 
 
-def test_eagle_reads_the_prompt_and_grows_by_confidence(tiny_folder, heads_folder):
-    """The tree after a few steps, against one grown by hand from the oracle over all that was decided."""
-    folder = heads_folder("eagle2")
-    decoder = ids_decoder(tiny_folder(KIND), drafter="eagle2", budget=8, heads=str(folder))
-    way, model = decoder._drafter, decoder.model
-    state = new_state(model, way, 1, 256)
-    ids = prompt(9)
-    for committed in itertools.islice(decode(model, way, torch.tensor([ids], dtype=torch.int32), state), 4):
-        ids = ids + [t for t in committed[0].tolist() if t >= 0]
-    block = state.draft.block
-    paths = [(ids[-1],)]
-    for token, parent in zip(block.tokens[0, 1:].tolist(), block.parent[0, 1:].tolist(), strict=True):
-        paths.append((*paths[parent], token))
-    assert set(paths) == grown_by_hand(eagle_oracle(folder, model.embedding), model, ids, width=7, levels=6)
+def test_eagle_reads_what_was_decided_and_grows_by_confidence(tiny_folder, trained):
+    """Every step's tree against one grown by hand from the oracle over all that was decided."""
+    folder = trained("eagle2")
+    decoder = ids_decoder(tiny_folder(KIND), drafter="eagle2", budget=30, heads=folder)
+    oracle = eagle_oracle(Path(folder), decoder.model.embedding)
+    for ids, block in drafted(decoder, prompt(20), steps=6):
+        assert set(paths_of(block)) == grown_by_hand(oracle, decoder.model, ids, width=10, levels=6, nodes=29)
 
 
-def grown_by_hand(oracle, model, ids: list[int], width: int, levels: int) -> set[tuple[int, ...]]:
-    """The root and the 7 most probable of all candidates, as paths of tokens."""
+def grown_by_hand(oracle, model, ids: list[int], width: int, levels: int, nodes: int) -> set[tuple[int, ...]]:
+    """The root and the most probable of all candidates, as paths of tokens."""
     known = hidden_states(model, torch.tensor([ids], dtype=torch.int32))[:-1]
     frontier, found = [(0.0, [], known)], []
     for _ in range(levels):
@@ -340,7 +360,7 @@ def grown_by_hand(oracle, model, ids: list[int], width: int, levels: int) -> set
         found += candidates
         frontier = sorted(candidates, key=lambda c: -c[0])[:width]
     found.sort(key=lambda c: -c[0])
-    return {(ids[-1], *path) for _, path, _ in [(0.0, [], None), *found[:7]]}
+    return {(ids[-1], *path) for _, path, _ in [(0.0, [], None), *found[:nodes]]}
 
 
 @pytest.mark.parametrize("certain", [0.0, 0.5, 1.0])
