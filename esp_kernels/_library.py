@@ -1,8 +1,20 @@
 """Every op's schema and fake. A `(a!)` marks what an op writes in place."""
 
+from typing import Any
+
 import torch
 
 from esp_kernels import _backend
+
+MEMORY = (
+    "Tensor history, Tensor length, Tensor heads, Tensor links, Tensor keys, Tensor list_ids, "
+    "Tensor list_logprobs"
+)
+WRITTEN_MEMORY = (
+    "Tensor(a!) history, Tensor(b!) length, Tensor(c!) heads, Tensor(d!) links, Tensor(e!) keys, "
+    "Tensor(f!) list_ids, Tensor(g!) list_logprobs"
+)
+SOURCES = "Tensor mask_ids, Tensor mask_logprobs, Tensor prior_ids, Tensor prior_logprobs"
 
 SCHEMAS = {
     "tree_metadata": "(Tensor parent) -> (Tensor depth, Tensor ancestors)",
@@ -26,6 +38,11 @@ SCHEMAS = {
     "Tensor(c!) mask_ordinal, Tensor(d!) depth, Tensor(e!) ancestors, Tensor(f!) probe, Tensor embedding, "
     "float lam, int budget, int masks, int[]? widths=None, bool prune=True) "
     "-> (Tensor path, Tensor accepted, Tensor committed)",
+    "remember_block": f"({WRITTEN_MEMORY}, Tensor tokens, Tensor parent, Tensor mask_ordinal, Tensor ids, "
+    "Tensor logprobs, Tensor committed) -> ()",
+    "learn_weights": f"({MEMORY}, {SOURCES}, Tensor(a!) weights, Tensor committed, float rate) -> ()",
+    "join_tree": f"({MEMORY}, {SOURCES}, Tensor weights, int budget, float[] reach, float least) "
+    "-> (Tensor tokens, Tensor parent, Tensor mask_ordinal, Tensor chance)",
     "commit_kv": "(Tensor(a!)[] caches, Tensor path, Tensor accepted, Tensor prefix_len, "
     "Tensor? block_table=None) -> ()",
 }
@@ -102,6 +119,20 @@ def update_probe(*_: object) -> None:
 
 def advance_block(ids: torch.Tensor, logprobs: torch.Tensor, tokens: torch.Tensor, *_: object) -> Triple:
     return torch.empty_like(tokens), _int32(tokens, tokens.shape[0]), torch.empty_like(tokens)
+
+
+def remember_block(*_: object) -> None:
+    return None
+
+
+def learn_weights(*_: object) -> None:
+    return None
+
+
+def join_tree(history: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+    shape = (history.shape[0], args[11])
+    rows = [_int32(history, *shape) for _ in range(3)]
+    return (*rows, history.new_empty(shape, dtype=torch.float32))
 
 
 def commit_kv(*_: object) -> None:

@@ -20,6 +20,7 @@ from esp_decode.drafters import EspDrafter
 from esp_decode.drafters.options import GPU_ROWS
 from esp_decode.loop import decode, new_state, prefill, step
 from esp_decode.model import Model
+from esp_decode.probe import Probe
 from esp_decode.roofline import MODELS
 from esp_decode.tree import PLAIN, Block, TreeShape, with_metadata
 
@@ -29,7 +30,7 @@ DEEPEST = 12  # right tokens in a tree
 
 def drafter(model: Model, budget: int, rows: int) -> EspDrafter:
     shape = PLAIN if budget == 1 else TreeShape.parse("dynamic", budget, 1, default_budget=budget)
-    return EspDrafter(model, shape, rows, "vocab-mean", 0.0, True)
+    return EspDrafter(model, shape, rows, Probe("vocab-mean", 0.0), True)
 
 
 def plain_logits(model: Model, prompt: torch.Tensor, count: int, rows: int) -> torch.Tensor:

@@ -31,7 +31,7 @@ def record(decoder: "Decoder", generation: "Generation", plain: "Generation | No
         "drafter": options.drafter,
         "budget": options.budget,
         "masks": shape.masks if shape else 0,
-        "probe": options.probe if shape else None,
+        "probe": options.probe.kind if shape else None,
         "tree": str(shape) if shape else None,
         "dtype": decoder.dtype,
         "device": decoder.device,

@@ -10,6 +10,7 @@ from esp_decode import loop
 from esp_decode.cache import Cache
 from esp_decode.drafters import Draft, EspDrafter, Outcome
 from esp_decode.loop import State, decode, new_state, prefill, step
+from esp_decode.probe import Probe
 from esp_decode.tree import PLAIN, Block, TreeShape
 from esp_decode.weights import load_model
 
@@ -26,11 +27,11 @@ def prompt(length: int) -> torch.Tensor:
 
 def esp(model, tree: str = "dynamic", masks: int = 1, rows: int | None = None) -> EspDrafter:
     shape = TreeShape.parse(tree, 24, masks, default_budget=24)
-    return EspDrafter(model, shape, rows or shape.rows, "prompt-mean", 0.1, True)
+    return EspDrafter(model, shape, rows or shape.rows, Probe("prompt-mean", 0.1), True)
 
 
 def plain(model, rows: int = 1) -> EspDrafter:
-    return EspDrafter(model, PLAIN, rows, "vocab-mean", 0.0, True)
+    return EspDrafter(model, PLAIN, rows, Probe("vocab-mean", 0.0), True)
 
 
 def started(drafter: EspDrafter, tokens: torch.Tensor) -> Draft:

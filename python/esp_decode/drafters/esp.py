@@ -7,7 +7,7 @@ import torch
 import esp_kernels
 from esp_decode.drafters.base import Draft, Outcome, Verdict
 from esp_decode.model import Model
-from esp_decode.probe import initial_probe
+from esp_decode.probe import Probe
 from esp_decode.tree import TreeShape, empty_block, with_metadata
 
 
@@ -18,8 +18,7 @@ class EspDrafter:
     model: Model
     shape: TreeShape
     rows: int
-    probe: str
-    lam: float
+    probe: Probe
     prune: bool
     on_device: bool = True
 
@@ -45,7 +44,7 @@ class EspDrafter:
             self.prune,
         )
         draft.block.copy_(with_metadata(*rows, self.rows))
-        draft.probe.copy_(initial_probe(self.probe, self.model, prompt, shape.masks))
+        draft.probe.copy_(self.probe.initial(self.model, prompt, shape.masks))
 
     def read(self, tokens: torch.Tensor, hidden: torch.Tensor, draft: Draft) -> None:
         """Nothing: the probe knows the prompt from `start`."""
@@ -63,7 +62,7 @@ class EspDrafter:
                 block.ancestors,
                 draft.probe,
                 self.model.embedding,
-                self.lam,
+                self.probe.lam,
                 shape.rows,
                 shape.masks,
                 shape.widths,

@@ -10,7 +10,7 @@ from esp_decode.drafters.esp import EspDrafter
 from esp_decode.drafters.host import HostDrafter
 from esp_decode.drafters.medusa import MedusaDrafter
 from esp_decode.drafters.pld import PldProposer
-from esp_decode.probe import DEFAULT_LAM, PROBES
+from esp_decode.probe import Probe
 from esp_decode.tree import MAX_BUDGET, PLAIN, TreeShape
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class DraftOptions:
     budget: int
     shape: TreeShape | None
     rows: int
-    probe: str
-    lam: float
+    probe: Probe
     prune: bool
     heads: str | None = None
 
@@ -70,12 +69,7 @@ class DraftOptions:
         if drafter not in DRAFTERS:
             raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
         _check_heads(drafter, heads)
-        if probe not in PROBES:
-            raise ValueError(f"probe must be one of {', '.join(PROBES)}, got {probe!r}")
-        if lam is None:
-            lam = 0.0 if probe == "vocab-mean" else DEFAULT_LAM
-        if not 0 <= lam <= 1:
-            raise ValueError(f"lam must be 0 to 1, got {lam}")
+        carried = Probe.parse(probe, lam)
         default = DEFAULT_BUDGET.get(device, DEFAULT_BUDGET["cuda"])
         shape = None
         if drafter in PROPOSERS or drafter in TRAINED:
@@ -86,7 +80,7 @@ class DraftOptions:
         if drafter == "ar":
             shape, budget = None, 1
         rows = min(wanted, budget) if device == "cpu" else next(size for size in GPU_ROWS if size >= wanted)
-        return cls(drafter, budget, shape, rows, probe, lam, prune, heads)
+        return cls(drafter, budget, shape, rows, carried, prune, heads)
 
     def drafter_for(self, model: "Model") -> Drafter:
         if self.drafter in PROPOSERS:
@@ -94,7 +88,7 @@ class DraftOptions:
             return HostDrafter(lambda: proposer(self.budget), self.rows, candidates, model.device)
         if self.heads is not None:
             return TRAINED[self.drafter].load(Path(self.heads), model, self.budget, self.rows)
-        return EspDrafter(model, self.shape or PLAIN, self.rows, self.probe, self.lam, self.prune)
+        return EspDrafter(model, self.shape or PLAIN, self.rows, self.probe, self.prune)
 
 
 def _check_budget(budget: int) -> int:

@@ -1,0 +1,32 @@
+"""What a profile says of the sources of drafts."""
+
+from dataclasses import dataclass
+
+import torch
+
+# Fitted to the demo model's answers to SpecBench, without a prior: where no profile is at hand.
+SHARED = {"mask": 0.3, "prior": 0.5, "recycled": 0.2, "context": 0.2, "copy": 0.8, "other": 4.0}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """As join_tree and learn_weights take them.
+
+    weights  [16, 6] float32
+    prior    ids [V, P] int32 and logprobs [V, P] float32
+    reach    tokens that each mask of the deepest accepted row adds to the next step
+    least    tokens that a row must be expected to commit
+    rate     of learning within a sequence
+    """
+
+    weights: torch.Tensor
+    prior: tuple[torch.Tensor, torch.Tensor]
+    reach: tuple[float, ...] = (0.15, 0.06, 0.03)
+    least: float = 0.003
+    rate: float = 0.01
+
+
+def default_sources(device: torch.device) -> Sources:
+    ids = torch.empty((0, 0), dtype=torch.int32, device=device)
+    weights = torch.tensor([list(SHARED.values())], device=device).repeat(16, 1)
+    return Sources(weights, (ids, ids.float()))
