@@ -1,4 +1,4 @@
-"""The command line: `esp generate` decodes prompts, `esp doctor` tells what this machine can run.
+"""The command line: `esp generate` decodes prompts, `esp calibrate` measures what drafts are worth.
 
 Whatever needs torch is imported inside the commands, so that help and mistakes answer at once.
 """
@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
+
+from esp_decode.names import DRAFTERS, PROBES
 
 EXAMPLES = """examples:
   esp generate --prompt "Why is the sky blue?"
@@ -75,7 +77,7 @@ class Parser(argparse.ArgumentParser):
 
 def _parser() -> Parser:
     parser = Parser(prog="esp", description="Training-free multi-token prediction with a frozen model.")
-    commands = parser.add_subparsers(required=True, metavar="generate|doctor|roofline")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(
         commands.add_parser(
             "generate",
@@ -85,6 +87,8 @@ def _parser() -> Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
+    sentence = "measure on your prompts what drafts are worth, and keep it as the model's profile"
+    _add_calibrate(commands.add_parser("calibrate", help=sentence, description=f"{sentence.capitalize()}."))
     sentence = "tell what this machine can run: versions, CPU, GPU, backends, the demo model"
     doctor = commands.add_parser("doctor", help=sentence, description=f"{sentence.capitalize()}.")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
@@ -105,7 +109,6 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, help=help, **kind)  # type: ignore[arg-type]
 
     flag = argparse.BooleanOptionalAction
-    probes = ("prompt-mean", "vocab-mean", "last-k", "sample")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="the prompt")
     source.add_argument(
@@ -115,15 +118,16 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="text, or JSON lines with turns, prompt or prompt_ids",
     )
     add("--model", "folder, hub id or .gguf file (default: %(default)s)", default="smollm2")
-    drafters = ("ar", "esp", "medusa", "eagle2")
-    add("--drafter", "ar decodes plainly (default: %(default)s)", choices=drafters, default="esp")
+    add("--drafter", "ar decodes plainly (default: %(default)s)", choices=DRAFTERS, default="esp")
     add("--heads", "trained weights of drafters medusa and eagle2", metavar="FOLDER")
     add("--budget", "rows of a forward (default: by tree and device)", type=_count, metavar="BC")
     add("--masks", "mask rows of a node (default: %(default)s)", type=_count, default=1, metavar="K")
     add("--tree", "%(default)s (the default), or static:15,4 by widths", default="dynamic")
     add("--prune", "draft no token twice in a row (default: on)", action=flag, default=True)
-    add("--probe", "what masks start from (default: %(default)s)", choices=probes, default="vocab-mean")
-    add("--lam", "update rate of masks (default: 0.1; vocab-mean: 0)", type=float)
+    probes = f"what masks start from: {', '.join(PROBES)} or a .safetensors file"
+    add("--probe", f"{probes} (default: the profile's, else vocab-mean)", metavar="PROBE")
+    add("--lam", "update rate of masks (default: 0.1 for probes that follow the text, else 0)", type=float)
+    add("--profile", "what esp calibrate made for the model (default: the cached one)", metavar="FOLDER")
     add(
         "--max-new-tokens", "tokens to generate (default: %(default)s)", type=_count, default=256, metavar="N"
     )
@@ -140,6 +144,39 @@ def _generate(arguments: argparse.Namespace, out: TextIO) -> None:
     from esp_decode.generate import generate
 
     generate(arguments, out)
+
+
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    def add(name: str, help: str, **kind: object) -> None:
+        parser.add_argument(name, help=help, **kind)  # type: ignore[arg-type]
+
+    add("model", "folder, hub id, .gguf file or smollm2", metavar="MODEL")
+    add("--prompts", "JSON lines with turns, prompt or prompt_ids", type=Path, required=True, metavar="FILE")
+    add(
+        "--out",
+        "the profile's folder (default: the model's in the cache)",
+        type=Path,
+        metavar="FOLDER",
+    )
+    add("--tune", "optimise the vectors of the probe too", action="store_true")
+    add("--seconds", "about how long it may take (default: as long as it takes)", type=_count, metavar="S")
+    add(
+        "--max-new-tokens",
+        "tokens of an answer (default: %(default)s)",
+        type=_count,
+        default=100,
+        metavar="N",
+    )
+    add("--dtype", "default: bfloat16 if native, else float32", choices=("float32", "bfloat16", "float16"))
+    add("--device", "default: cuda where there is a card", choices=("cpu", "cuda"))
+    add("--threads", "CPU threads (default: PyTorch's choice)", type=_count, metavar="N")
+    parser.set_defaults(command=_calibrate)
+
+
+def _calibrate(arguments: argparse.Namespace, out: TextIO) -> None:
+    from esp_decode.calibrate.command import calibrate
+
+    calibrate(arguments, out)
 
 
 def _doctor(arguments: argparse.Namespace, out: TextIO) -> None:

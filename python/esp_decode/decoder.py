@@ -11,6 +11,7 @@ from esp_decode.drafters import DraftOptions
 from esp_decode.drafters.options import DEFAULT_BUDGET
 from esp_decode.loop import State, decode, new_state
 from esp_decode.model import Model
+from esp_decode.profile import profile_of
 from esp_decode.weights import checkpoint_folder, load_model, load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -67,6 +68,7 @@ class Decoder:
         dtype: str | None = None,
         device: str | None = None,
         threads: int | None = None,
+        profile: str | None = None,
         **draft_options: Any,
     ) -> "Decoder":
         """Loads a model: "smollm2" (the demo), a folder, a hub id, or a .gguf file.
@@ -75,9 +77,10 @@ class Decoder:
                        natively, else float32
         device         "cpu" or "cuda"; by default cuda if there is a card
         threads        CPU threads of the whole process
-        draft_options  drafter ("esp", "ar", "pld", "medusa", "eagle2"), budget (rows of a block), masks, tree
-                       ("dynamic", "static:15,4"), prune, probe, lam, heads (the folder of trained weights,
-                       for medusa and eagle2): see DraftOptions.check
+        profile        a folder that esp calibrate made for this model; by default the cached one, if any
+        draft_options  drafter (one of drafters.DRAFTERS), budget (rows of a block), masks, tree ("dynamic",
+                       "static:15,4"), prune, probe, lam, heads (the folder of trained weights, for medusa
+                       and eagle2): see DraftOptions.check
         """
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -93,13 +96,16 @@ class Decoder:
             if not 1 <= threads <= 1024:
                 raise ValueError(f"threads must be 1 to 1024, got {threads}")
             torch.set_num_threads(threads)
-        options = DraftOptions.check(device, **draft_options)
+        DraftOptions.check(device, **draft_options)  # a mistake shows before a model is fetched
         folder = checkpoint_folder(model)
+        known = profile_of(folder, profile, torch.device(device))
+        options = DraftOptions.check(device, profile=known, **draft_options)
         loaded = load_model(folder, DTYPES[dtype], torch.device(device))
         return cls(loaded, load_tokenizer(folder), options, model)
 
     def with_drafter(self, drafter: str, **draft_options: Any) -> "Decoder":
         """The same model behind other drafts; plain decoding in blocks of the same rows on a GPU."""
+        draft_options = {"profile": self.options.profile, **draft_options}
         options = DraftOptions.check(self.device, drafter=drafter, **draft_options)
         if drafter == "ar" and self.device != "cpu":
             options = replace(options, rows=self.options.rows)

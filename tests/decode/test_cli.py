@@ -262,5 +262,5 @@ def test_help_tells_every_option_and_its_default(capsys):
 
 def test_no_command(capsys):
     assert main([]) == 2
-    sentence = "esp: the following arguments are required: generate|doctor|roofline (see esp --help)\n"
+    sentence = "esp: the following arguments are required: COMMAND (see esp --help)\n"
     assert capsys.readouterr().err == sentence

@@ -2,7 +2,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from esp_decode.probe import PROBES, Probe
+from esp_decode.names import PROBES
+from esp_decode.probe import Probe
 from esp_decode.weights import load_model
 
 

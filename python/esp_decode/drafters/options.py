@@ -1,6 +1,6 @@
 """Which drafter, and how it drafts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,13 +8,17 @@ from esp_decode.drafters.base import Drafter
 from esp_decode.drafters.eagle2 import Eagle2Drafter
 from esp_decode.drafters.esp import EspDrafter
 from esp_decode.drafters.host import HostDrafter
+from esp_decode.drafters.joined import JoinedDrafter
 from esp_decode.drafters.medusa import MedusaDrafter
 from esp_decode.drafters.pld import PldProposer
+from esp_decode.names import DRAFTERS
 from esp_decode.probe import Probe
+from esp_decode.sources import Sources, default_sources
 from esp_decode.tree import MAX_BUDGET, PLAIN, TreeShape
 
 if TYPE_CHECKING:
     from esp_decode.model import Model
+    from esp_decode.profile import Profile
 
 # Drafters that think on the host: their proposer, and how many of a row's best tokens it reads.
 PROPOSERS = {"pld": (PldProposer, 1)}
@@ -25,10 +29,9 @@ TRAINED: dict[str, type[MedusaDrafter] | type[Eagle2Drafter]] = {
     "eagle2": Eagle2Drafter,
 }
 
-DRAFTERS = ("ar", "esp", *PROPOSERS, *TRAINED)
-
 # Rows that ride along for (nearly) nothing while a step is bound by reading the weights.
 DEFAULT_BUDGET = {"cpu": 10, "cuda": 60}
+DEFAULT_PROBE = "vocab-mean"
 
 GPU_ROWS = (16, 32, 64, 128)
 
@@ -42,6 +45,8 @@ class DraftOptions:
     rows    of every block: on a GPU those of the budget, padded, for plain decoding too. Equal products then
             give equal bits, and as long as a step is bound by reading the weights they cost the same.
     heads   folder of the trained weights of drafters `medusa` and `eagle2`, else None
+    profile of the model, else None
+    thrifty whether drafter `joined` leaves out rows that do not pay on the profile's machine
     """
 
     drafter: str
@@ -51,6 +56,8 @@ class DraftOptions:
     probe: Probe
     prune: bool
     heads: str | None = None
+    profile: "Profile | None" = None
+    thrifty: bool = False
 
     @classmethod
     def check(
@@ -61,18 +68,26 @@ class DraftOptions:
         masks: int = 1,
         tree: str = "dynamic",
         prune: bool = True,
-        probe: str = "vocab-mean",
+        probe: str | None = None,
         lam: float | None = None,
         heads: str | None = None,
+        profile: "Profile | None" = None,
     ) -> "DraftOptions":
-        """Raises ValueError with one sentence when an option is off or does not fit another."""
+        """Raises ValueError with one sentence when an option is off or does not fit another. A probe of None
+        is the profile's, and so is a budget of None for drafter `joined`: as many rows as pay."""
         if drafter not in DRAFTERS:
             raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
         _check_heads(drafter, heads)
-        carried = Probe.parse(probe, lam)
+        if probe is None and lam is None and profile is not None:
+            carried = profile.probe
+        else:
+            carried = Probe.parse(DEFAULT_PROBE if probe is None else probe, lam)
         default = DEFAULT_BUDGET.get(device, DEFAULT_BUDGET["cuda"])
+        thrifty = drafter == "joined" and budget is None and profile is not None
+        if thrifty:
+            budget = DEFAULT_BUDGET["cuda"]
         shape = None
-        if drafter in PROPOSERS or drafter in TRAINED:
+        if drafter == "joined" or drafter in PROPOSERS or drafter in TRAINED:
             wanted = budget = _check_budget(default if budget is None else budget)
         else:
             shape = TreeShape.parse(tree, budget, masks, default)
@@ -80,15 +95,28 @@ class DraftOptions:
         if drafter == "ar":
             shape, budget = None, 1
         rows = min(wanted, budget) if device == "cpu" else next(size for size in GPU_ROWS if size >= wanted)
-        return cls(drafter, budget, shape, rows, carried, prune, heads)
+        return cls(drafter, budget, shape, rows, carried, prune, heads, profile, thrifty)
 
     def drafter_for(self, model: "Model") -> Drafter:
+        """ValueError where the probe does not serve the model."""
         if self.drafter in PROPOSERS:
             proposer, candidates = PROPOSERS[self.drafter]
             return HostDrafter(lambda: proposer(self.budget), self.rows, candidates, model.device)
         if self.heads is not None:
             return TRAINED[self.drafter].load(Path(self.heads), model, self.budget, self.rows)
-        return EspDrafter(model, self.shape or PLAIN, self.rows, self.probe, self.prune)
+        if self.drafter == "joined":
+            sources = self._sources(model)
+            self.probe.check(model, len(sources.reach))
+            return JoinedDrafter(model, sources, self.probe, self.budget, self.rows)
+        shape = self.shape or PLAIN
+        self.probe.check(model, shape.masks)
+        return EspDrafter(model, shape, self.rows, self.probe, self.prune)
+
+    def _sources(self, model: "Model") -> Sources:
+        if self.profile is None:
+            return default_sources(model.device)
+        sources = self.profile.sources
+        return replace(sources, least=max(sources.least, self.profile.pays)) if self.thrifty else sources
 
 
 def _check_budget(budget: int) -> int:

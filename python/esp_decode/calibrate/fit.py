@@ -1,0 +1,64 @@
+"""Weights of the sources, and what masks are worth, from replayed prompts; tau by replay."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from esp_decode.calibrate.replay import Heard
+from esp_decode.calibrate.simulate import JoinedReplay
+from esp_decode.sources import Sources
+
+EPOCHS, RATE = 8, 0.003
+BUDGET = 30  # at which the reach is chosen: it hardly depends on it
+REACHES = (0.05, 0.1, 0.2)
+FALL = (1.0, 0.4, 0.2)  # of the reach from mask to mask
+LEAST, ONLINE_RATE = 0.001, 0.003
+
+Calls = list[tuple[int, int]]
+"""Of each prompt the tokens that decode calls commit, and how many calls."""
+
+
+def fit(sources: Sources, sequences: Sequence[Heard], progress: Callable[[int, int], None]) -> Sources:
+    """Stochastic gradient ascent on the log-probability of what came (see learn_weights), its rate falling
+    to nothing by half a cosine; the weights are the mean of those in the last half of the epochs."""
+    sources = replace(sources, least=LEAST, rate=ONLINE_RATE)
+    weights = sources.weights.clone()[None]
+    kept: list[torch.Tensor] = []
+    for epoch in range(EPOCHS):
+        rate = RATE * (1 + math.cos(math.pi * epoch / EPOCHS)) / 2
+        for heard in sequences:
+            JoinedReplay(heard, sources, weights).learn(rate)
+        if epoch >= EPOCHS // 2:
+            kept.append(weights[0].clone())
+        progress(epoch + 1, EPOCHS)
+    sources = replace(sources, weights=torch.stack(kept).mean(dim=0))
+    masks = sequences[0].mask_ids.shape[2]
+    tried = [replace(sources, reach=tuple(r * fall for fall in FALL[:masks])) for r in REACHES]
+    return max(tried, key=lambda one: tau(joined_calls(one, sequences, BUDGET)))
+
+
+def joined_calls(sources: Sources, sequences: Iterable[Heard], budget: int) -> Calls:
+    """Each sequence begins with the profile's weights."""
+    replays = (JoinedReplay(heard, sources, sources.weights.clone()[None]) for heard in sequences)
+    return [tally(one.steps(budget)) for one in replays]
+
+
+def tally(steps: Iterable[int]) -> tuple[int, int]:
+    took = list(steps)
+    return sum(took), len(took)
+
+
+def tau(calls: Calls) -> float:
+    """1.0 of plain decoding, and of no calls at all."""
+    return sum(tokens for tokens, _ in calls) / count if (count := sum(n for _, n in calls)) else 1.0
+
+
+def tau_with_interval(calls: Calls, draws: int = 1000) -> list[float]:
+    """tau with its 95 % confidence interval by the bootstrap over prompts: [tau, low, high]."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(calls), (draws, len(calls)), generator=generator)
+    tokens, count = torch.tensor(calls, dtype=torch.float64).unbind(dim=1)
+    taus = tokens[drawn].sum(dim=1) / count[drawn].sum(dim=1).clamp(min=1)
+    return [tau(calls), *torch.quantile(taus, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()]
