@@ -68,9 +68,7 @@ class Profile:
             probe = Probe(facts["probe"], facts["lam"], tensors.get("probe"))
             return cls(facts["model"], probe, sources, facts["pays"], facts["facts"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"profile {str(folder)!r} is not one that esp calibrate made: {error}"
-            ) from error
+            raise ValueError(f"profile {str(folder)!r} is not of esp calibrate: {error}") from error
 
 
 def profile_of(checkpoint: Path, profile: str | None, device: torch.device) -> Profile | None:
@@ -83,7 +81,7 @@ def profile_of(checkpoint: Path, profile: str | None, device: torch.device) -> P
     found = Profile.load(folder, device)
     if found.model != model:
         raise ValueError(
-            f"profile {str(folder)!r} was made with another model; run esp calibrate with this one"
+            f"profile {str(folder)!r} was made with another model; esp calibrate makes this one's"
         )
     return found
 

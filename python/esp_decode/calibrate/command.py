@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 def calibrate(arguments: argparse.Namespace, out: TextIO) -> None:
     """ValueError on bad input. A run that was interrupted goes on where it was when it is started again."""
     queue = prompts.from_file(arguments.prompts)
+    from transformers.utils import logging
+
     from esp_decode import Decoder
     from esp_decode.calibrate.calibration import Calibration
     from esp_decode.calibrate.parts import Parts
     from esp_decode.profile import cached_profile
     from esp_decode.weights import checkpoint_folder, fingerprint
 
+    logging.disable_progress_bar()  # it would break into ours
+    logging.set_verbosity_error()
     options = {name: getattr(arguments, name) for name in ("dtype", "device", "threads")}
     decoder = Decoder.from_pretrained(arguments.model, drafter="joined", **options)
     checkpoint = checkpoint_folder(arguments.model)

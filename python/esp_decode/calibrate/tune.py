@@ -1,6 +1,7 @@
 """The probe's own vectors, tuned: the model stays frozen, only they learn to guess."""
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,9 +35,9 @@ def lesson(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> Lesson:
     return Lesson(tokens, len(prompt), [(layer.keys, layer.values) for layer in cache.layers])
 
 
-def loss(model: Any, vectors: torch.Tensor, lesson: Lesson) -> torch.Tensor:
-    """Cross-entropy [masks] of each mask [K, E] on the token that it should guess, from every position of the
-    answer that has one: mask i of token t, at position t + i, guesses token t + i + 1."""
+def losses(model: Any, vectors: torch.Tensor, lesson: Lesson) -> list[torch.Tensor]:
+    """The cross-entropies of each mask, whose vectors are [K, E], on the tokens that it should guess: mask i
+    behind token t of a sequence, at position t + i, guesses token t + i + 1, if there is one."""
     from transformers import DynamicCache
 
     masks, last = len(vectors), len(lesson.tokens) - 1
@@ -56,15 +57,24 @@ def loss(model: Any, vectors: torch.Tensor, lesson: Lesson) -> torch.Tensor:
         inputs_embeds=vectors.repeat(len(owner), 1)[None],
         attention_mask=mask[None, None],
         position_ids=position.reshape(1, rows),
-        past_key_values=cache,
         use_cache=True,
+        **{_cache_argument(model): cache},
     ).last_hidden_state[0]
     target = position + 1
     known = target <= last
     logits = model.lm_head(hidden[known.flatten()])
     each = F.cross_entropy(logits, lesson.tokens[target[known]], reduction="none")
-    total = torch.zeros(masks).index_add(0, which[known.flatten()] - 1, each)
-    return total / known.sum(dim=0).clamp(min=1)
+    return [each[which[known.flatten()] == i] for i in ordinal]
+
+
+def _cache_argument(model: Any) -> str:
+    """transformers renames it in version 5."""
+    return "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
+
+
+def loss(model: Any, vectors: torch.Tensor, lesson: Lesson) -> torch.Tensor:
+    """The mean over the masks."""
+    return torch.stack([each.mean() for each in losses(model, vectors, lesson) if len(each)]).mean()
 
 
 def tune(
@@ -96,7 +106,7 @@ def tune(
             done = number * len(learning) + i
             adam.param_groups[0]["lr"] = base * (1 + math.cos(math.pi * done / steps)) / 2
             adam.zero_grad()
-            loss(model, vectors, learning[which]).mean().backward()
+            loss(model, vectors, learning[which]).backward()
             adam.step()
             progress(done + 1, steps)
         state = adam.state[vectors]
