@@ -118,11 +118,11 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="text, or JSON lines with turns, prompt or prompt_ids",
     )
     add("--model", "folder, hub id or .gguf file (default: %(default)s)", default="smollm2")
-    add("--drafter", "ar decodes plainly (default: %(default)s)", choices=DRAFTERS, default="esp")
+    add("--drafter", "ar decodes plainly (default: joined; esp with --masks or --tree)", choices=DRAFTERS)
     add("--heads", "trained weights of drafters medusa and eagle2", metavar="FOLDER")
     add("--budget", "rows of a forward (default: by tree and device)", type=_count, metavar="BC")
-    add("--masks", "mask rows of a node (default: %(default)s)", type=_count, default=1, metavar="K")
-    add("--tree", "%(default)s (the default), or static:15,4 by widths", default="dynamic")
+    add("--masks", "mask rows of a node, of drafter esp (default: 1)", type=_count, metavar="K")
+    add("--tree", "of drafter esp: dynamic (the default), or static:15,4 by widths")
     add("--prune", "draft no token twice in a row (default: on)", action=flag, default=True)
     probes = f"what masks start from: {', '.join(PROBES)} or a .safetensors file"
     add("--probe", f"{probes} (default: the profile's, else vocab-mean)", metavar="PROBE")

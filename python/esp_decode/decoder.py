@@ -48,7 +48,7 @@ class Generation:
 class Decoder:
     """Generates text with ESP, token for token what plain greedy decoding gives.
 
-    >>> decoder = Decoder.from_pretrained("smollm2", drafter="esp", budget=30)
+    >>> decoder = Decoder.from_pretrained("smollm2", budget=30)
     >>> print(decoder.generate("Why is the sky blue?").text)
     """
 

@@ -30,8 +30,8 @@ def record(decoder: "Decoder", generation: "Generation", plain: "Generation | No
         "tokens_per_second": generation.tokens_per_second,
         "drafter": options.drafter,
         "budget": options.budget,
-        "masks": shape.masks if shape else 0,
-        "probe": options.probe.kind if shape else None,
+        "masks": options.masks,
+        "probe": options.probe.kind if options.masks else None,
         "tree": str(shape) if shape else None,
         "dtype": decoder.dtype,
         "device": decoder.device,
@@ -89,7 +89,7 @@ def print_comparison(decoder: "Decoder", pairs: "Sequence[Pair]", out: TextIO) -
     options, shape = decoder.options, decoder.options.shape
     draft = "" if options.drafter == "ar" else f", budget {options.budget}"
     if shape is not None:
-        draft = f", tree {shape}{draft}, masks {shape.masks}"
+        draft = f", tree {shape}{draft}, masks {options.masks}"
     setting = f"{decoder.model_name}, {decoder.dtype} on {decoder.device}, {options.drafter}{draft}"
     table = Table(title=escape(setting))
     for column in ("prompt", "tokens", "tau", "tokens/s", "plain tokens/s", "S/R", "exact"):

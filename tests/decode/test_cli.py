@@ -9,7 +9,9 @@ import torch
 
 from esp_decode import Decoder
 from esp_decode.cli import main
+from esp_decode.drafters.options import PROPOSERS, TRAINED
 from esp_decode.generate import _with_progress
+from esp_decode.names import DRAFTERS
 
 from .conftest import BYTE_CONTEXT
 
@@ -53,7 +55,7 @@ def test_json_is_the_generation_and_nothing_else(esp, decoder, byte_model):
     assert entry["new_tokens"] == len(expected.output_ids)
     assert entry["tau"] == (entry["new_tokens"] - 1) / entry["decode_calls"]
     assert entry["prefill_seconds"] > 0 and entry["decode_seconds"] > 0
-    settings = {"drafter": "esp", "budget": 10, "masks": 1, "probe": "vocab-mean", "tree": "dynamic"}
+    settings = {"drafter": "joined", "budget": 10, "masks": 3, "probe": "vocab-mean", "tree": None}
     settings |= {"dtype": "float32", "device": "cpu", "model": byte_model}
     assert {name: entry[name] for name in settings} == settings
 
@@ -127,8 +129,9 @@ def test_a_terminal_gets_headings_instead_of_a_bar(capsys):
     [
         ("--model /dev/null", "model '/dev/null' is not a folder, a .gguf file or a hub id"),
         ("--model none.gguf", "model 'none.gguf' is not a file"),
-        ("--budget 3", "budget must be 4 to 128 rows with masks=1"),
-        ("--budget 99999999999999999999", "budget must be 4 to 128 rows with masks=1"),
+        ("--budget 1", "budget must be 2 to 128 rows (a root and a draft at least), got 1"),
+        ("--drafter esp --budget 3", "budget must be 4 to 128 rows with masks=1"),
+        ("--budget 99999999999999999999", "budget must be 2 to 128 rows"),
         ("--budget -1", "argument --budget: must be an integer of at least 1, got '-1'"),
         ("--masks 0", "argument --masks: must be an integer of at least 1, got '0'"),
         ("--masks 64", "budget must be 130 to 128 rows with masks=64"),
@@ -253,8 +256,8 @@ def test_a_bug_keeps_its_traceback(esp, monkeypatch):
 
 def test_help_tells_every_option_and_its_default(capsys):
     assert main(["generate", "--help"]) == 0
-    text = capsys.readouterr().out
-    for word in ("--compare", "(default: smollm2)", "(default: esp)", "(default: 256)", "examples:"):
+    text = " ".join(capsys.readouterr().out.split())
+    for word in ("--compare", "(default: smollm2)", "default: joined", "(default: 256)", "examples:"):
         assert word in text
     assert main(["--help"]) == 0
     assert "doctor" in capsys.readouterr().out
@@ -264,3 +267,8 @@ def test_no_command(capsys):
     assert main([]) == 2
     sentence = "esp: the following arguments are required: COMMAND (see esp --help)\n"
     assert capsys.readouterr().err == sentence
+
+
+def test_names_are_those_that_exist():
+    """The command line knows them without torch."""
+    assert set(DRAFTERS) == {"ar", "esp", "joined", *PROPOSERS, *TRAINED}

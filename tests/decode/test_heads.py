@@ -408,7 +408,7 @@ def test_heads_are_asked_for_and_refused_elsewhere(tiny_folder, heads_folder):
             ["--drafter", "medusa"],
             "heads must be the folder of weights trained for drafter 'medusa', got None",
         ),
-        (["--heads", "x"], "heads are for drafters medusa and eagle2, got 'x' with 'esp'"),
+        (["--heads", "x"], "heads are for drafters medusa and eagle2, got 'x' with 'joined'"),
     ],
 )
 def test_the_command_says_what_it_lacks(arguments, complaint, capsys):

@@ -63,10 +63,10 @@ class DraftOptions:
     def check(
         cls,
         device: str,
-        drafter: str = "esp",
+        drafter: str | None = None,
         budget: int | None = None,
-        masks: int = 1,
-        tree: str = "dynamic",
+        masks: int | None = None,
+        tree: str | None = None,
         prune: bool = True,
         probe: str | None = None,
         lam: float | None = None,
@@ -74,7 +74,10 @@ class DraftOptions:
         profile: "Profile | None" = None,
     ) -> "DraftOptions":
         """Raises ValueError with one sentence when an option is off or does not fit another. A probe of None
-        is the profile's, and so is a budget of None for drafter `joined`: as many rows as pay."""
+        is the profile's, and so is a budget of None for drafter `joined`: as many rows as pay. The default
+        drafter is `joined`, or `esp` where masks or a tree are given, which are its own."""
+        if drafter is None:
+            drafter = "joined" if masks is None and tree is None else "esp"
         if drafter not in DRAFTERS:
             raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
         _check_heads(drafter, heads)
@@ -90,12 +93,20 @@ class DraftOptions:
         if drafter == "joined" or drafter in PROPOSERS or drafter in TRAINED:
             wanted = budget = _check_budget(default if budget is None else budget)
         else:
+            masks, tree = (1 if masks is None else masks), (tree or "dynamic")
             shape = TreeShape.parse(tree, budget, masks, default)
             wanted, budget = shape.rows, shape.budget
         if drafter == "ar":
             shape, budget = None, 1
         rows = min(wanted, budget) if device == "cpu" else next(size for size in GPU_ROWS if size >= wanted)
         return cls(drafter, budget, shape, rows, carried, prune, heads, profile, thrifty)
+
+    @property
+    def masks(self) -> int:
+        """The most mask rows of a node."""
+        if self.drafter == "joined":
+            return len(self.profile.sources.reach if self.profile else Sources.reach)
+        return self.shape.masks if self.shape else 0
 
     def drafter_for(self, model: "Model") -> Drafter:
         """ValueError where the probe does not serve the model."""
