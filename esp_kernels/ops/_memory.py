@@ -20,6 +20,10 @@ SOURCES = 5  # mask, prior, recycled, context, copy
 MAX_MASKS, MAX_CANDIDATES, MAX_LIST = 3, 64, 16
 
 
+Lists = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""keys, list_ids and list_logprobs."""
+
+
 class Memory(NamedTuple):
     """The tokens of each sequence, indexed by the 1 to 4 tokens before them, and what the model said behind
     contexts of 1 to 4 tokens, the latest answer for each. All contiguous.
@@ -69,11 +73,18 @@ class Memory(NamedTuple):
             list_logprobs=ints(ORDERS, slots, width).float(),
         )
 
-    def forget(self) -> None:
-        """Empties it in place."""
+    @property
+    def lists(self) -> "Lists":
+        return self.keys, self.list_ids, self.list_logprobs
+
+    def forget(self, lists: "Lists | None" = None) -> None:
+        """Empties it in place; every sequence then has these lists, of one sequence, if they are given."""
         self.length.zero_()
         self.heads.fill_(-1)
         self.keys.fill_(-1)
+        if lists is not None:
+            for mine, given in zip(self.lists, lists, strict=True):
+                mine.copy_(given)
 
 
 def check_memory(memory: Memory) -> None:

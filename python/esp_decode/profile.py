@@ -14,6 +14,7 @@ from esp_decode.sources import Sources
 from esp_decode.weights import cache_directory, fingerprint
 
 FORM = 1
+LISTS = ("list_keys", "list_ids", "list_logprobs")
 FACTS, TENSORS = "profile.json", "profile.safetensors"
 
 
@@ -39,6 +40,8 @@ class Profile:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"weights": self.sources.weights}
         tensors["prior_ids"], tensors["prior_logprobs"] = self.sources.prior
+        if self.sources.lists is not None:
+            tensors |= zip(LISTS, self.sources.lists, strict=True)
         if self.probe.vectors is not None:
             tensors["probe"] = self.probe.vectors
         save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / TENSORS)
@@ -63,8 +66,15 @@ class Profile:
             if facts["form"] != FORM:
                 raise ValueError(f"its form is {facts['form']}, this version reads {FORM}")
             tensors = load_file(folder / TENSORS, device=str(device))
-            prior = (tensors["prior_ids"], tensors["prior_logprobs"])
-            sources = Sources(tensors["weights"], prior, *(facts[k] for k in ("reach", "least", "rate")))
+            keys, ids, logprobs = (tensors[name] for name in LISTS)
+            sources = Sources(
+                weights=tensors["weights"],
+                prior=(tensors["prior_ids"], tensors["prior_logprobs"]),
+                reach=tuple(facts["reach"]),
+                least=facts["least"],
+                rate=facts["rate"],
+                lists=(keys, ids, logprobs),
+            )
             probe = Probe(facts["probe"], facts["lam"], tensors.get("probe"))
             return cls(facts["model"], probe, sources, facts["pays"], facts["facts"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

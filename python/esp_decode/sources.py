@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from esp_kernels import Memory
+from esp_kernels.ops._memory import Lists
+
 # Fitted to the demo model's answers to SpecBench, without a prior: where no profile is at hand.
 SHARED = {"mask": 0.3, "prior": 0.5, "recycled": 0.2, "context": 0.2, "copy": 0.8, "other": 4.0}
 
@@ -14,6 +17,7 @@ class Sources:
 
     weights  [16, 6] float32
     prior    ids [V, P] int32 and logprobs [V, P] float32
+    lists    that every sequence begins with: what was heard behind contexts of other sequences
     reach    tokens that each mask of the deepest accepted row adds to the next step
     least    tokens that a row must be expected to commit
     rate     of learning within a sequence
@@ -24,6 +28,12 @@ class Sources:
     reach: tuple[float, ...] = (0.15, 0.06, 0.03)
     least: float = 0.003
     rate: float = 0.01
+    lists: Lists | None = None
+
+    def new_memory(self, batch: int, capacity: int) -> Memory:
+        """Empty; `memory.forget(sources.lists)` begins a sequence."""
+        slots = {} if self.lists is None else {"slots": self.lists[0].shape[1]}
+        return Memory.empty(batch, capacity, self.weights.device, **slots)
 
 
 def default_sources(device: torch.device) -> Sources:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 
-from esp_decode.calibrate.fit import fit, joined_calls, tally, tau, tau_with_interval
+from esp_decode.calibrate.fit import BUDGETS, fit, joined_calls, tally, tau, tau_with_interval, with_lists
 from esp_decode.calibrate.parts import Parts
 from esp_decode.calibrate.prior import successors
 from esp_decode.calibrate.replay import Heard, replay
@@ -28,7 +28,6 @@ from esp_decode.tree import TreeShape
 from esp_decode.weights import fingerprint
 
 MASKS = 3
-BUDGETS = (10, 30, 60)
 ANSWERING_BUDGET = 16
 JUDGES = 8  # prompts that choose the probe
 CHOICE = TreeShape(30, 1, None)  # by what drafter `esp` accepts with it
@@ -70,7 +69,7 @@ class Calibration:
         heard = self._replayed(probe, sequences)
         teaching, judging = split(heard)
         sources = fit(sources, teaching, self.stage("fitting the sources"))
-        measured = self._measure(sources, judging or teaching)
+        measured = self._measure(with_lists(sources, teaching), judging or teaching)
         seconds = self._timed()
         pays = worth(seconds, {budget: measured["joined"][str(budget)][0] for budget in BUDGETS})
         facts = {
@@ -82,7 +81,7 @@ class Calibration:
             "seconds by rows": seconds,
             **self._where(),
         }
-        return Profile(start.model, probe, sources, pays, facts)
+        return Profile(start.model, probe, with_lists(sources, heard), pays, facts)
 
     def _past(self, share: float) -> bool:
         return self.seconds is not None and time.monotonic() - self._started > share * self.seconds

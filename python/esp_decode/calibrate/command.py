@@ -90,7 +90,9 @@ def _print(profile: "Profile", folder: Path, out: TextIO) -> None:
     for kind, tau in sorted(profile.facts["tau by probe"].items(), key=lambda item: -item[1]):
         probes.add_row(kind, f"{tau:.3f}")
     budgets = list(profile.facts["tau"]["joined"])
-    expected = Table(title=f"tau expected with probe {profile.probe.kind} (95 % confidence)")
+    expected = Table(
+        title=f"tau to expect with probe {profile.probe.kind}, joined at least (95 % confidence)"
+    )
     for column in ("drafter", *(f"budget {budget}" for budget in budgets)):
         expected.add_column(column)
     for drafter, by_budget in profile.facts["tau"].items():

@@ -11,7 +11,7 @@ from esp_decode.calibrate.simulate import JoinedReplay
 from esp_decode.sources import Sources
 
 EPOCHS, RATE = 8, 0.003
-BUDGET = 30  # at which the reach is chosen: it hardly depends on it
+BUDGETS = (10, 30, 60)
 REACHES = (0.05, 0.1, 0.2)
 FALL = (1.0, 0.4, 0.2)  # of the reach from mask to mask
 LEAST, ONLINE_RATE = 0.001, 0.003
@@ -36,7 +36,17 @@ def fit(sources: Sources, sequences: Sequence[Heard], progress: Callable[[int, i
     sources = replace(sources, weights=torch.stack(kept).mean(dim=0))
     masks = sequences[0].mask_ids.shape[2]
     tried = [replace(sources, reach=tuple(r * fall for fall in FALL[:masks])) for r in REACHES]
-    return max(tried, key=lambda one: tau(joined_calls(one, sequences, BUDGET)))
+    return max(tried, key=lambda one: sum(tau(joined_calls(one, sequences, budget)) for budget in BUDGETS))
+
+
+def with_lists(sources: Sources, sequences: Iterable[Heard]) -> Sources:
+    """What the sequences heard, for others to begin with."""
+    for heard in sequences:
+        one = JoinedReplay(heard, sources, sources.weights.clone()[None])
+        one.hear_all()
+        keys, ids, logprobs = (of[0] for of in one.memory.lists)
+        sources = replace(sources, lists=(keys, ids, logprobs))
+    return sources
 
 
 def joined_calls(sources: Sources, sequences: Iterable[Heard], budget: int) -> Calls:

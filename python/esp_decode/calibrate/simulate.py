@@ -8,7 +8,6 @@ import esp_kernels
 from esp_decode.calibrate.replay import Heard
 from esp_decode.sources import Sources
 from esp_decode.tree import TreeShape
-from esp_kernels import Memory
 
 
 def esp_steps(heard: Heard, shape: TreeShape, prune: bool) -> Iterator[int]:
@@ -34,7 +33,8 @@ class JoinedReplay:
         self.heard = heard
         self.sources = sources
         self.weights = weights  # [1, 16, 6], written in place
-        self.memory = Memory.empty(1, len(heard.tokens))
+        self.memory = sources.new_memory(1, len(heard.tokens))
+        self.memory.forget(sources.lists)
         self._remember(heard.tokens[None, :0], heard.tokens[None, : heard.prompt_len])
         self._hear(0, 1)
 
@@ -50,6 +50,9 @@ class JoinedReplay:
         """Rows of answer tokens first - 1 .. first + count - 2 were run and led to the next one."""
         tokens, begin = self.heard.tokens[None], self.heard.prompt_len + first
         self._remember(tokens[:, begin - 1 : begin + count - 1], tokens[:, begin : begin + count], first)
+
+    def hear_all(self) -> None:
+        self._hear(1, len(self.heard.answer) - 1)
 
     def _masks(self, position: int, lag: int, masks: int) -> tuple[torch.Tensor, torch.Tensor]:
         ids, logprobs = self.heard.masks_at(position, lag)

@@ -49,7 +49,7 @@ class JoinedDrafter:
         return JoinedDraft(
             block=empty_block(batch, self.rows, device),
             probe=torch.empty((batch, masks, self.model.embedding.shape[1]), device=device),
-            memory=Memory.empty(batch, capacity, device),
+            memory=self.sources.new_memory(batch, capacity),
             mask_ids=mask_ids,
             mask_logprobs=mask_ids.float(),
             weights=self.sources.weights.repeat(batch, 1, 1),
@@ -57,7 +57,7 @@ class JoinedDrafter:
 
     def start(self, prompt: torch.Tensor, draft: Draft) -> None:
         assert isinstance(draft, JoinedDraft)
-        draft.memory.forget()
+        draft.memory.forget(self.sources.lists)
         no_rows = prompt[:, :0].contiguous()
         no_ids = no_rows[..., None]
         esp_kernels.remember_block(draft.memory, no_rows, no_rows, no_rows, no_ids, no_ids.float(), prompt)
