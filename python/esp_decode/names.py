@@ -1,6 +1,6 @@
 """What people choose by name, without torch."""
 
-DRAFTERS = ("ar", "esp", "joined", "pld", "medusa", "eagle2")
+DRAFTERS = ("ar", "esp", "joined", "pld", "lade", "stand", "recycling", "suffix", "medusa", "eagle2")
 PROBES = (
     "prompt-mean",
     "frozen",

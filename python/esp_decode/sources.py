@@ -36,6 +36,21 @@ class Sources:
         return Memory.empty(batch, capacity, self.weights.device, **slots)
 
 
+Contexts = dict[tuple[int, ...], list[tuple[int, float]]]
+"""Behind each context of 1 to 4 tokens candidates and their log-probabilities, best first."""
+
+
+def contexts_of(lists: Lists) -> Contexts:
+    """What the lists of one sequence say, for drafters that think on the host."""
+    found: Contexts = {}
+    for n, (keys, ids, logprobs) in enumerate(zip(*lists, strict=True), 1):
+        used = keys[:, 0] >= 0
+        rows = (part[used].tolist() for part in (keys[:, :n], ids, logprobs))
+        for key, tokens, said in zip(*rows, strict=True):
+            found[tuple(key)] = [one for one in zip(tokens, said, strict=True) if one[0] >= 0]
+    return found
+
+
 def default_sources(device: torch.device) -> Sources:
     ids = torch.empty((0, 0), dtype=torch.int32, device=device)
     weights = torch.tensor([list(SHARED.values())], device=device).repeat(16, 1)

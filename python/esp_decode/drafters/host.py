@@ -8,6 +8,7 @@ import torch
 
 import esp_kernels
 from esp_decode.drafters.base import Draft, Outcome, Verdict, verify
+from esp_decode.model import Model
 from esp_decode.tree import Block, empty_block, with_metadata
 
 
@@ -59,13 +60,13 @@ class HostDrafter:
     new_proposer: Callable[[], Proposer]
     rows: int
     candidates: int
-    device: torch.device
+    model: Model
     on_device: bool = False
 
     def new_draft(self, batch: int, capacity: int) -> HostDraft:
-        probe = torch.empty((batch, 0, 0), dtype=torch.float32, device=self.device)
+        no_probe = torch.empty((batch, 0, self.model.embedding.shape[1]), device=self.model.device)
         proposers = [self.new_proposer() for _ in range(batch)]
-        return HostDraft(empty_block(batch, self.rows, self.device), probe, proposers)
+        return HostDraft(empty_block(batch, self.rows, self.model.device), no_probe, proposers)
 
     def start(self, prompt: torch.Tensor, draft: Draft) -> None:
         assert isinstance(draft, HostDraft)
@@ -103,6 +104,7 @@ class HostDrafter:
             for row, node in enumerate(nodes, 1):
                 tokens[b, row], parent[b, row] = node.token, node.parent
         ordinal = torch.where(parent == esp_kernels.PADDING, -1, 0).int()
-        rows = used if self.device.type == "cpu" else self.rows
-        on_device = [t.to(self.device) for t in (tokens, parent, ordinal)]
+        device = self.model.device
+        rows = used if device.type == "cpu" else self.rows
+        on_device = [t.to(device) for t in (tokens, parent, ordinal)]
         return with_metadata(on_device[0], on_device[1], on_device[2], rows)

@@ -1,27 +1,40 @@
 """Which drafter, and how it drafts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esp_decode.drafters import recycling, stand
 from esp_decode.drafters.base import Drafter
 from esp_decode.drafters.eagle2 import Eagle2Drafter
 from esp_decode.drafters.esp import EspDrafter
-from esp_decode.drafters.host import HostDrafter
+from esp_decode.drafters.host import HostDrafter, Proposer
 from esp_decode.drafters.joined import JoinedDrafter
+from esp_decode.drafters.lade import LadeProposer
 from esp_decode.drafters.medusa import MedusaDrafter
 from esp_decode.drafters.pld import PldProposer
+from esp_decode.drafters.recycling import RecyclingProposer
+from esp_decode.drafters.stand import StandProposer
+from esp_decode.drafters.suffix import SuffixProposer
 from esp_decode.names import DRAFTERS
 from esp_decode.probe import Probe
-from esp_decode.sources import Sources, default_sources
+from esp_decode.sources import Contexts, Sources, contexts_of, default_sources
 from esp_decode.tree import MAX_BUDGET, PLAIN, TreeShape
 
 if TYPE_CHECKING:
     from esp_decode.model import Model
     from esp_decode.profile import Profile
 
-# Drafters that think on the host: their proposer, and how many of a row's best tokens it reads.
-PROPOSERS = {"pld": (PldProposer, 1)}
+# Drafters that think on the host: their proposer, which takes the budget and what the profile heard behind
+# contexts, and how many of a row's best tokens it reads.
+PROPOSERS: dict[str, tuple[Callable[[int, Contexts], Proposer], int]] = {
+    "pld": (lambda budget, _: PldProposer(budget), 1),
+    "lade": (lambda budget, _: LadeProposer(budget), 1),
+    "stand": (StandProposer, stand.KEPT),
+    "recycling": (RecyclingProposer, recycling.KEPT),
+    "suffix": (lambda budget, _: SuffixProposer(budget), 1),
+}
 
 # Drafters whose weights were trained for the model and lie in a folder of their own.
 TRAINED: dict[str, type[MedusaDrafter] | type[Eagle2Drafter]] = {
@@ -112,7 +125,10 @@ class DraftOptions:
         """ValueError where the probe does not serve the model."""
         if self.drafter in PROPOSERS:
             proposer, candidates = PROPOSERS[self.drafter]
-            return HostDrafter(lambda: proposer(self.budget), self.rows, candidates, model.device)
+            lists = self.profile.sources.lists if self.profile else None
+            known = contexts_of(lists) if lists else {}
+            candidates = min(candidates, model.vocab_size)
+            return HostDrafter(lambda: proposer(self.budget, known), self.rows, candidates, model)
         if self.heads is not None:
             return TRAINED[self.drafter].load(Path(self.heads), model, self.budget, self.rows)
         if self.drafter == "joined":
