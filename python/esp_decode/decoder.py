@@ -21,19 +21,23 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Generation:
     """One finished prompt. output_ids ends with the end token if the model gave it; text leaves it out.
 
-    decode_calls counts the forwards after prefill, which commits the first token.
+    committed counts the tokens of each forward after prefill, which commits the first token.
     """
 
     prompt_ids: list[int]
     output_ids: list[int]
     text: str
-    decode_calls: int
+    committed: list[int]
     prefill_seconds: float
     decode_seconds: float
 
     @property
     def new_tokens(self) -> int:
         return len(self.output_ids)
+
+    @property
+    def decode_calls(self) -> int:
+        return len(self.committed)
 
     @property
     def tau(self) -> float:
@@ -173,6 +177,7 @@ class Decoder:
         text = TextStream(self.tokenizer)
         forwards = self._committed(prompt_ids, limit)
         output: list[int] = []
+        committed: list[int] = []
         seconds: list[float] = []
         while True:
             started = time.perf_counter()
@@ -181,10 +186,11 @@ class Decoder:
                 break
             seconds.append(time.perf_counter() - started)
             output += tokens
+            committed.append(len(tokens))
             yield text.push(tokens)
         yield text.rest()
         prefill, *decoding = seconds
-        return Generation(prompt_ids, output, text.text, len(decoding), prefill, sum(decoding))
+        return Generation(prompt_ids, output, text.text, committed[1:], prefill, sum(decoding))
 
     def _committed(self, prompt_ids: list[int], limit: int) -> Generator[list[int], None, None]:
         """The tokens of each forward, cut behind the end token and at `limit` tokens."""

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import esp_kernels
-from esp_decode.calibrate.fit import fit, joined_calls, tau, tau_with_interval
+from esp_decode.calibrate.fit import fit, joined_calls
 from esp_decode.calibrate.replay import replay
 from esp_decode.calibrate.simulate import esp_steps, walk
 from esp_decode.loop import new_state, prefill
 from esp_decode.probe import Probe
+from esp_decode.ratios import ratio
 from esp_decode.sources import default_sources
 from esp_decode.tree import TreeShape
 
@@ -84,17 +85,9 @@ def test_fitting_does_no_harm_and_learns(tiny_folder):
     heard = replay(decoder.model, prompt, said.output_ids, decoder.options.probe, 3, 32)
     before = default_sources(torch.device("cpu"))
     after = fit(before, [heard] * 3, lambda done, total: None)
-    assert tau(joined_calls(after, [heard], 30)) >= tau(joined_calls(before, [heard], 30))
+    assert ratio(joined_calls(after, [heard], 30)) >= ratio(joined_calls(before, [heard], 30))
     assert not torch.equal(after.weights, before.weights)
     assert torch.equal(before.weights, default_sources(torch.device("cpu")).weights), "not in place"
-
-
-def test_tau_and_its_interval_by_hand():
-    assert tau([(30, 10), (10, 10)]) == 2.0
-    assert tau([]) == 1.0
-    assert tau_with_interval([(20, 10)] * 5) == [2.0, 2.0, 2.0]
-    middle, low, high = tau_with_interval([(10, 10), (20, 10), (30, 10), (40, 10)])
-    assert 1.0 <= low < middle < high <= 4.0 and middle == 2.5
 
 
 def test_walk_follows_tokens_and_no_masks():

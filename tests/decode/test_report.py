@@ -10,7 +10,7 @@ from esp_decode.report import print_comparison, record, speedup
 
 
 def generation(tokens: int, calls: int, prefill: float, decode: float, first: int = 0) -> Generation:
-    return Generation([1, 2], [first, *range(1, tokens)], "text", calls, prefill, decode)
+    return Generation([1, 2], [first, *range(1, tokens)], "text", [1] * calls, prefill, decode)
 
 
 def setting(**options: object) -> SimpleNamespace:

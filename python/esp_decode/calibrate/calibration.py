@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 
-from esp_decode.calibrate.fit import BUDGETS, fit, joined_calls, tally, tau, tau_with_interval, with_lists
+from esp_decode.calibrate.fit import BUDGETS, fit, joined_calls, tally, with_lists
 from esp_decode.calibrate.parts import Parts
 from esp_decode.calibrate.prior import successors
 from esp_decode.calibrate.replay import Heard, replay
@@ -23,6 +23,7 @@ from esp_decode.drafters.joined import CANDIDATES
 from esp_decode.names import PROBES
 from esp_decode.probe import Probe
 from esp_decode.profile import Profile
+from esp_decode.ratios import ratio, with_interval
 from esp_decode.sources import Sources, default_sources
 from esp_decode.tree import TreeShape
 from esp_decode.weights import fingerprint
@@ -128,7 +129,7 @@ class Calibration:
                 heard = (replay(model, s.prompt, s.answer, probe, 1, CHOICE.widest + 1) for s in judges)
                 return {"calls": torch.tensor([tally(esp_steps(one, CHOICE, True)) for one in heard])}
 
-            found[kind] = tau(self.parts.keep(f"probe-{kind}", judge)["calls"].tolist())
+            found[kind] = ratio(self.parts.keep(f"probe-{kind}", judge)["calls"].tolist())
             progress(i + 1, len(PROBES))
         return Probe.parse(max(found, key=lambda kind: found[kind]), None), found
 
@@ -169,7 +170,7 @@ class Calibration:
                 shape = TreeShape(budget, masks, None)
                 by_drafter[f"esp, masks {masks}"] = [tally(esp_steps(one, shape, True)) for one in heard]
             for drafter, calls in by_drafter.items():
-                found.setdefault(drafter, {})[str(budget)] = tau_with_interval(calls)
+                found.setdefault(drafter, {})[str(budget)] = with_interval(calls)
             progress(done + 1, len(BUDGETS))
         return found
 

@@ -8,6 +8,7 @@ import torch
 
 from esp_decode.calibrate.replay import Heard
 from esp_decode.calibrate.simulate import JoinedReplay
+from esp_decode.ratios import ratio
 from esp_decode.sources import Sources
 
 EPOCHS, RATE = 8, 0.003
@@ -15,9 +16,6 @@ BUDGETS = (10, 30, 60)
 REACHES = (0.05, 0.1, 0.2)
 FALL = (1.0, 0.4, 0.2)  # of the reach from mask to mask
 LEAST, ONLINE_RATE = 0.001, 0.003
-
-Calls = list[tuple[int, int]]
-"""Of each prompt the tokens that decode calls commit, and how many calls."""
 
 
 def fit(sources: Sources, sequences: Sequence[Heard], progress: Callable[[int, int], None]) -> Sources:
@@ -36,7 +34,7 @@ def fit(sources: Sources, sequences: Sequence[Heard], progress: Callable[[int, i
     sources = replace(sources, weights=torch.stack(kept).mean(dim=0))
     masks = sequences[0].mask_ids.shape[2]
     tried = [replace(sources, reach=tuple(r * fall for fall in FALL[:masks])) for r in REACHES]
-    return max(tried, key=lambda one: sum(tau(joined_calls(one, sequences, budget)) for budget in BUDGETS))
+    return max(tried, key=lambda one: sum(ratio(joined_calls(one, sequences, budget)) for budget in BUDGETS))
 
 
 def with_lists(sources: Sources, sequences: Iterable[Heard]) -> Sources:
@@ -49,8 +47,8 @@ def with_lists(sources: Sources, sequences: Iterable[Heard]) -> Sources:
     return sources
 
 
-def joined_calls(sources: Sources, sequences: Iterable[Heard], budget: int) -> Calls:
-    """Each sequence begins with the profile's weights."""
+def joined_calls(sources: Sources, sequences: Iterable[Heard], budget: int) -> list[tuple[int, int]]:
+    """Of each sequence the tokens that decode calls commit, and how many calls."""
     replays = (JoinedReplay(heard, sources, sources.weights.clone()[None]) for heard in sequences)
     return [tally(one.steps(budget)) for one in replays]
 
@@ -58,17 +56,3 @@ def joined_calls(sources: Sources, sequences: Iterable[Heard], budget: int) -> C
 def tally(steps: Iterable[int]) -> tuple[int, int]:
     took = list(steps)
     return sum(took), len(took)
-
-
-def tau(calls: Calls) -> float:
-    """1.0 of plain decoding, and of no calls at all."""
-    return sum(tokens for tokens, _ in calls) / count if (count := sum(n for _, n in calls)) else 1.0
-
-
-def tau_with_interval(calls: Calls, draws: int = 1000) -> list[float]:
-    """tau with its 95 % confidence interval by the bootstrap over prompts: [tau, low, high]."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(len(calls), (draws, len(calls)), generator=generator)
-    tokens, count = torch.tensor(calls, dtype=torch.float64).unbind(dim=1)
-    taus = tokens[drawn].sum(dim=1) / count[drawn].sum(dim=1).clamp(min=1)
-    return [tau(calls), *torch.quantile(taus, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()]
