@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
+from esp_decode.bench import cells as bench_cells
+from esp_decode.bench.ablations import ABLATIONS
 from esp_decode.names import DRAFTERS, PROBES
 
 EXAMPLES = """examples:
@@ -89,6 +91,10 @@ def _parser() -> Parser:
     )
     sentence = "measure on your prompts what drafts are worth, and keep it as the model's profile"
     _add_calibrate(commands.add_parser("calibrate", help=sentence, description=f"{sentence.capitalize()}."))
+    sentence = "measure drafters on your prompts against plain decoding: tau, speed, exactness"
+    _add_bench(commands.add_parser("bench", help=sentence, description=f"{sentence.capitalize()}."))
+    sentence = "repeat one of the paper's ablations on your prompts"
+    _add_ablate(commands.add_parser("ablate", help=sentence, description=f"{sentence.capitalize()}."))
     sentence = "tell what this machine can run: versions, CPU, GPU, backends, the demo model"
     doctor = commands.add_parser("doctor", help=sentence, description=f"{sentence.capitalize()}.")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
@@ -177,6 +183,68 @@ def _calibrate(arguments: argparse.Namespace, out: TextIO) -> None:
     from esp_decode.calibrate.command import calibrate
 
     calibrate(arguments, out)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    drafters = ",".join(bench_cells.DEFAULT)
+    parser.add_argument(
+        "--drafters",
+        metavar="A,B",
+        default=drafters,
+        help="with options as esp:masks=2:probe=last-k (default: %(default)s)",
+    )
+    _add_compared(parser, budgets="10,30,60")
+    parser.set_defaults(command=_bench)
+
+
+def _add_ablate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", choices=ABLATIONS, help=" or ".join(ABLATIONS), metavar="NAME")
+    _add_compared(parser, budgets="30")
+    parser.set_defaults(command=_ablate)
+
+
+def _add_compared(parser: argparse.ArgumentParser, budgets: str) -> None:
+    def add(name: str, help: str, **kind: object) -> None:
+        parser.add_argument(name, help=help, **kind)  # type: ignore[arg-type]
+
+    add("--model", "folder, hub id or .gguf file (default: %(default)s)", default="smollm2")
+    add(
+        "--prompts",
+        "JSON lines of SpecBench, GSM8K, HumanEval or Dolly, or with prompt",
+        type=Path,
+        metavar="FILE",
+        required=parser.prog.endswith("bench"),
+    )
+    add("--budgets", "rows of a forward (default: %(default)s)", type=_counts, default=budgets, metavar="N,N")
+    add("--per-category", "only the first N questions of each category", type=_count, metavar="N")
+    add(
+        "--out",
+        "results, tables and plots; an interrupted run goes on there (default: %(default)s)",
+        type=Path,
+        metavar="FOLDER",
+        default=Path("bench-results"),
+    )
+    add("--max-new-tokens", "default: %(default)s", type=_count, default=100, metavar="N")
+    add("--profile", "what esp calibrate made for the model (default: the cached one)", metavar="FOLDER")
+    add("--dtype", "default: bfloat16 if native, else float32", choices=("float32", "bfloat16", "float16"))
+    add("--device", "default: cuda where there is a card", choices=("cpu", "cuda"))
+    add("--threads", "CPU threads (default: PyTorch's choice)", type=_count, metavar="N")
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _bench(arguments: argparse.Namespace, out: TextIO) -> None:
+    from esp_decode.bench.command import bench
+
+    bench(arguments, out)
+
+
+def _ablate(arguments: argparse.Namespace, out: TextIO) -> None:
+    from esp_decode.bench.command import ablate
+
+    ablate(arguments, out)
 
 
 def _doctor(arguments: argparse.Namespace, out: TextIO) -> None:

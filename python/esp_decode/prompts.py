@@ -33,7 +33,7 @@ def from_file(path: Path) -> list[Prompt]:
     A file is JSON lines when it is named .jsonl or .json, or when its first line that is not blank is a JSON
     object. ValueError, naming the file and the line, on what cannot be read.
     """
-    text = _read(path)
+    text = read_text(path)
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if path.suffix.lower() in (".jsonl", ".json") or (lines and _is_object(lines[0][1])):
         if not lines:
@@ -42,7 +42,8 @@ def from_file(path: Path) -> list[Prompt]:
     return [from_text(text.removesuffix("\r\n" if text.endswith("\r\n") else "\n"), f"{path}: ")]
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """ValueError, naming the file, when it cannot be read or is not UTF-8 text."""
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as error:
