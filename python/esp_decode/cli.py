@@ -124,7 +124,11 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="text, or JSON lines with turns, prompt or prompt_ids",
     )
     add("--model", "folder, hub id or .gguf file (default: %(default)s)", default="smollm2")
-    add("--drafter", "ar decodes plainly (default: joined; esp with --masks or --tree)", choices=DRAFTERS)
+    add(
+        "--drafter",
+        "ar decodes plainly (default: joined; esp on a GPU, and with --masks or --tree)",
+        choices=DRAFTERS,
+    )
     add("--heads", "trained weights of drafters medusa and eagle2", metavar="FOLDER")
     add("--budget", "rows of a forward (default: by tree and device)", type=_count, metavar="BC")
     add("--masks", "mask rows of a node, of drafter esp (default: 1)", type=_count, metavar="K")

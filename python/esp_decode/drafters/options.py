@@ -88,9 +88,10 @@ class DraftOptions:
     ) -> "DraftOptions":
         """Raises ValueError with one sentence when an option is off or does not fit another. A probe of None
         is the profile's, and so is a budget of None for drafter `joined`: as many rows as pay. The default
-        drafter is `joined`, or `esp` where masks or a tree are given, which are its own."""
+        drafter is `joined` on the CPU, `esp` on a GPU, where the ops of `joined` have no kernels yet, and
+        where masks or a tree are given, which are its own."""
         if drafter is None:
-            drafter = "joined" if masks is None and tree is None else "esp"
+            drafter = "joined" if device == "cpu" and masks is None and tree is None else "esp"
         if drafter not in DRAFTERS:
             raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
         _check_heads(drafter, heads)
