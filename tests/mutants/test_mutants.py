@@ -27,6 +27,8 @@ OF_ROPE, OF_TOPK, OF_LOOP = (
     f"{module}.py::test_" for module in ("ops/test_rope_append", "ops/test_topk_logprobs", "decode/test_loop")
 )
 
+OF_JOIN, OF_JOINED = "ops/test_join_tree.py::test_", "decode/test_joined.py::test_"
+
 MUTANTS = [  # file, old text, new text, the test that must fail
     # tree_attention: what a row sees
     (ATTENTION, "(key <= position)", "(key < position)", OF_ATTENTION + "degenerate_trees[triton-chain-1]"),
@@ -111,6 +113,30 @@ MUTANTS = [  # file, old text, new text, the test that must fail
     (DECODE + "probe.py", "arange(prompt.shape[1] - masks, prompt.shape[1]",
      "arange(prompt.shape[1] - masks - 1, prompt.shape[1] - 1",
      "decode/test_probe.py::test_last_k_in_order"),
+    # the joined drafter, its ops and what is fitted to them
+    (REF + "_sources.py", "FADE**i", "1.0", OF_JOIN + "matches_the_oracle[ref-0.0-30]"),
+    (REF + "join_tree.py", "rest[node.parent].deepest -= node.chance", "pass",
+     OF_JOIN + "matches_the_oracle[ref-0.0-30]"),
+    (REF + "join_tree.py", "if kept + sum(", "if sum(", OF_JOIN + "matches_the_oracle[ref-0.0-7]"),
+    (REF + "join_tree.py", "-negative < least or ", "", OF_JOIN + "matches_the_oracle[ref-0.02-65]"),
+    (REF + "learn_weights.py", "(not known) - other", "-other",
+     "ops/test_learn_weights.py::test_matches_autograd[ref-4-0.3]"),
+    (REF + "remember_block.py", "= memory.heads[n - 1, head]\n", "= -1\n",
+     "ops/test_remember_block.py::test_the_index_finds_every_place[ref-0]"),
+    (REF + "remember_block.py", "if ordinal == 0:", "if ordinal >= 0:",
+     "ops/test_remember_block.py::test_masks_and_padding_say_nothing[ref]"),
+    (DECODE + "drafters/joined.py", "draft.memory.forget(self.sources.lists)", "pass",
+     OF_JOINED + "a_state_serves_prompt_after_prompt"),
+    (DECODE + "drafters/joined.py", "draft.weights.copy_(self.sources.weights)", "pass",
+     OF_JOINED + "a_state_serves_prompt_after_prompt"),
+    (DECODE + "calibrate/replay.py", "masks + 1 if probe.lam else 1", "1",
+     "decode/test_replay.py::test_steps_of_drafter_esp[dynamic-1-prompt-mean-qwen3]"),
+    (DECODE + "drafters/lade.py", "gone = len(committed) - 1", "gone = 0",
+     "decode/test_rivals.py::test_the_lookahead_window_moves_with_the_root"),
+    (DECODE + "drafters/stand.py", "len(context)), 0, -1)", "len(context)), 1, -1)",
+     "decode/test_rivals.py::test_profile_lists_are_known_from_the_start"),
+    (DECODE + "bench/table.py", "p[\"seconds\"], m[\"seconds\"]", "m[\"seconds\"], p[\"seconds\"]",
+     "decode/test_bench.py::test_the_table_by_hand"),
 ]  # fmt: skip
 SHORT = [MUTANTS[0], next(mutant for mutant in MUTANTS if mutant[0] == LOOP)]
 EVERY = int(os.environ.get("ESP_MUTANTS", "0"))
