@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from esp_decode.drafters.host import Node, SeenRow
 
-# Tokens of an n-gram, columns of the window and n-grams verified a step, (L, W, G), by the least budget: from an
-# earlier tuning on the demo model; ESP's authors use (3, 4, 1), (4, 5, 5) and (5, 8, 7) at 10, 30 and 60.
+# (L, W, G) by the least budget: tokens of an n-gram, columns of the window, n-grams verified a step. They
+# are of an earlier tuning on the demo model. ESP's authors use (3, 4, 1), (4, 5, 5), (5, 8, 7) at 10, 30, 60.
 SETTINGS = {60: (4, 8, 12), 30: (3, 8, 7), 10: (3, 3, 2), 2: (2, 1, 1)}
 
 
